@@ -1,0 +1,23 @@
+"""Exceptions of both daemons; each docstring is what an operator is told."""
+
+from __future__ import annotations
+
+
+class RelayDrainError(Exception):
+    """Base of the errors that these programs raise on purpose."""
+
+
+class ConfigurationError(RelayDrainError):
+    """A setting, or a combination of settings, would break a promise; the message has the numbers."""
+
+
+class SchemaMismatch(RelayDrainError):
+    """The database's schema is missing, too old, or more than one revision newer than this program."""
+
+
+class DatabaseUnavailable(RelayDrainError):
+    """The database can not be used now: away, silent, read-only, or shutting down. Waiting helps."""
+
+
+class InnerTaskDied(RelayDrainError):
+    """A task that must run as long as the daemon ended by itself; the process exits so that it is restarted."""

@@ -1,0 +1,10 @@
+DROP TRIGGER IF EXISTS outbox_wakeup ON {schema}.outbox;
+DROP FUNCTION {schema}.outbox_wakeup;
+DROP FUNCTION {schema}.register_device;
+DROP FUNCTION {schema}.accept_event;
+DROP FUNCTION {schema}.enqueue_delivery;
+DROP FUNCTION {schema}.enqueue_event;
+DROP TABLE {schema}.device_tokens;
+DROP TABLE {schema}.inbox;
+DROP TABLE {schema}.notification_deliveries;
+DROP TABLE {schema}.outbox;
