@@ -132,13 +132,13 @@ class Lifecycle:
 
         Args:
             bound: seconds without success; 0 watches nothing.
-            database_seen: loop time of the last contact by another connection.
+            database_seen: monotonic time of the last contact by another connection.
         """
         while bound > 0:
             await asyncio.sleep(min(5.0, bound / 4))
             now = time.monotonic()
             seen = database_seen()
-            answers = seen is not None and asyncio.get_running_loop().time() - seen < bound / 2
+            answers = seen is not None and now - seen < bound / 2
             last = max(self._successes.values(), default=self._born)
             if answers and now - last > bound:
                 self.failure = f"no success for {now - last:.0f} s"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from datetime import datetime
@@ -45,7 +46,12 @@ class Observer:
         self._outage = Outage(logger, events.OBSERVATION_FAILED, events.OBSERVATION_RECOVERED)
         self._connection: asyncpg.Connection | None = None
         self.last_contact: float | None = None
-        """Loop time of the last look that worked: the database answered then."""
+        """Monotonic time of the last look that worked: the database answered then."""
+
+    @staticmethod
+    def now() -> float:
+        """The clock of ``last_contact``; safe from the probe thread."""
+        return time.monotonic()
 
     async def run(self) -> None:
         """Look for ever; cancel it to stop."""
@@ -71,7 +77,7 @@ class Observer:
             self._outage.failed(error, waiting_helps=waiting_helps(error))
         else:
             self._outage.worked()
-            self.last_contact = asyncio.get_running_loop().time()
+            self.last_contact = self.now()
             self._metrics.observed.set_to_current_time()
 
     async def _observe(self) -> None:

@@ -9,7 +9,7 @@ CREATE TABLE {schema}.outbox (
     event_type      text NOT NULL CHECK (event_type <> ''),
     exchange        text,
     routing_key     text,
-    ordering_key    text,
+    ordering_key    text CHECK (ordering_key <> ''),
     payload         jsonb,
     payload_bytes   bytea,
     content_type    text NOT NULL DEFAULT 'application/json',

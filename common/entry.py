@@ -1,0 +1,71 @@
+"""What both command lines begin with: reading settings, printing them, running the daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
+
+from pydantic import SecretStr
+
+from common import events
+from common.lifecycle import EXIT_SETTINGS
+from common.logs import Logger, configure
+from common.settings import SharedSettings, Source, show, unknown_variables
+
+
+def run_daemon(
+    prefix: str, shared: SharedSettings, own: Source, main: Callable[[], Coroutine[Any, Any, int]]
+) -> int:
+    """Configure logs, warn of variables that mean nothing, and run the event loop until the daemon ends."""
+    configure(shared.log_level, shared.log_format, secrets(shared, own))
+    logger = Logger(daemon=prefix.rstrip("_").lower())
+    for name in unknown_variables(prefix, type(own)):
+        logger.emit(events.UNKNOWN_VARIABLE, variable=name)
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(main())
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main())
+
+
+def secrets(*settings: Source) -> list[str]:
+    """Every secret value, and the password within it when it is a URL."""
+    found: list[str] = []
+    for source in settings:
+        for name in type(source).model_fields:
+            value = getattr(source, name)
+            if isinstance(value, SecretStr):
+                text = value.get_secret_value()
+                found.append(text)
+                credentials = text.partition("://")[2].rpartition("@")[0]
+                if ":" in credentials:
+                    found.append(credentials.partition(":")[2])
+    return found
+
+
+def refuse(error: Exception, prefix: str) -> int:
+    """Say why the settings are refused, as a log line (the daemon's output is read by machines)."""
+    configure("info", "auto")
+    Logger(daemon=prefix.rstrip("_").lower()).emit(events.CONFIGURATION_REFUSED, error)
+    return EXIT_SETTINGS
+
+
+def print_settings(groups: Iterable[Source], as_json: bool) -> None:
+    """Print every setting with its value, source, default, unit and bound; secrets masked."""
+    lines = [line for group in groups for line in show(group)]
+    if as_json:
+        rows = [{slot: getattr(line, slot) for slot in line.__slots__} for line in lines]
+        json.dump(rows, sys.stdout, indent=2)
+        sys.stdout.write("\n")
+        return
+    table = [("VARIABLE", "VALUE", "SOURCE", "DEFAULT", "UNIT", "BOUND")]
+    table += [(x.variable, x.value, x.source, x.default, x.unit, x.bound) for x in lines]
+    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
+    for row in table:
+        sys.stdout.write(
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() + "\n"
+        )
