@@ -16,9 +16,10 @@ from pamqp import commands
 from yarl import URL
 
 from common.backoff import Backoff
+from common.errors import RelayDrainError
 from common.logs import Logger, define
 from common.outage import Outage
-from relay.observer import PublishObserver
+from relay.observer import PublishObserver, Silent
 from relay.wire import ChannelClosed, ConfirmChannel, Link, LinkLost, WireError, connect
 
 BROKER_CONNECTED = define("broker_connected", logging.INFO, "The broker's connection is open (again).")
@@ -35,6 +36,10 @@ BROKER_BLOCKED = define(
 BROKER_UNBLOCKED = define("broker_unblocked", logging.INFO, "The broker takes publishes again.")
 
 _GOODBYE_SECONDS = 1.0  # for cleaning up behind a connection that is already of no use
+
+
+class BrokerUnavailable(RelayDrainError):
+    """The broker is away, silent, blocked or misconfigured. Nothing is published, no row is touched."""
 
 
 class Misconfigured(WireError):
@@ -60,12 +65,14 @@ class BrokerConfig:
 class Broker:
     """Keeps one `Link` alive. Lanes take it from `link` and hold it for one batch at most."""
 
-    def __init__(self, config: BrokerConfig, observer: PublishObserver | None = None) -> None:
+    def __init__(
+        self, config: BrokerConfig, logger: Logger | None = None, observer: PublishObserver | None = None
+    ) -> None:
         self._config = config
-        self._observer = observer or PublishObserver()
+        self._observer = observer or Silent()
         self._backoff = Backoff(config.backoff_base, config.backoff_cap)
-        url = URL(config.url)
-        self._log = Logger(broker=f"{url.host}:{url.port}")
+        self._address = _address(config.url)
+        self._log = logger or Logger()
         self._outage = Outage(self._log, BROKER_UNAVAILABLE, BROKER_CONNECTED)
         self._link: Link | None = None
         self._ready = asyncio.Event()
@@ -88,7 +95,6 @@ class Broker:
         """Whether the broker said that it takes no publishes."""
         return self.link is not None and self.link.blocked is not None
 
-    @property
     def problem(self) -> str | None:
         """Why nothing can be published now, for people; None when it can."""
         link = self.link
@@ -101,10 +107,11 @@ class Broker:
         if self._keeper is None:
             self._keeper = asyncio.create_task(self._keep(), name="relay-broker")
 
-    async def ready(self, timeout: float) -> bool:
-        """Wait until a publish can be expected to be confirmed; false after `timeout` seconds.
+    async def ready(self, timeout: float) -> None:
+        """Wait until a publish can be expected to be confirmed.
 
         Raises:
+            BrokerUnavailable: not so within `timeout` seconds; the text says why.
             Exception: whatever ended the task that keeps the connection, once; the task is started again, so
                 the loop counts the error and goes on.
         """
@@ -117,8 +124,7 @@ class Broker:
                 async with asyncio.timeout(timeout):
                     await self._ready.wait()
             except TimeoutError:
-                return False
-        return True
+                raise BrokerUnavailable(self.problem() or "not ready") from None
 
     async def close(self, timeout: float) -> None:
         """Close for good within `timeout` seconds, even when the broker is frozen. Safe to repeat."""
@@ -140,7 +146,7 @@ class Broker:
                 link = await self._establish()
             except WireError as error:
                 self._problem = str(error)
-                self._outage.failed(error)
+                self._outage.failed(error, broker=self._address)
                 await asyncio.sleep(self._backoff.next())
                 continue
             self._backoff.reset()
@@ -205,19 +211,19 @@ class Broker:
         self._link = link
         link.lost.add_done_callback(lambda _: self._ready.clear())
         if not self._outage.lasting:
-            self._log.emit(BROKER_CONNECTED)
-        self._outage.worked()
-        self._observer.connection_opened()
+            self._log.emit(BROKER_CONNECTED, broker=self._address)
+        self._outage.worked(broker=self._address)
+        self._observer.broker_connected(True)
         self._on_blocked(link.blocked)
 
     def _down(self, link: Link, why: str) -> None:
         self._ready.clear()
         self._problem = why
-        self._outage.failed(LinkLost(why))
-        self._observer.connection_lost()
+        self._outage.failed(LinkLost(why), broker=self._address)
+        self._observer.broker_connected(False)
         if self._said_blocked:
             self._said_blocked = False
-            self._observer.blocked(False)  # the next connection asks again
+            self._observer.broker_blocked(False)  # the next connection asks again
 
     def _on_blocked(self, reason: str | None) -> None:
         """Called by the link on Blocked and Unblocked, and once for a new link."""
@@ -226,10 +232,16 @@ class Broker:
         if reason is not None:
             self._ready.clear()
             self._log.emit(BROKER_BLOCKED, reason=reason)
-            self._observer.blocked(True)
+            self._observer.broker_blocked(True)
         elif not self._ready.is_set():
             if self._said_blocked:
                 self._log.emit(BROKER_UNBLOCKED)
-                self._observer.blocked(False)
+                self._observer.broker_blocked(False)
             self._ready.set()
         self._said_blocked = reason is not None
+
+
+def _address(url: str) -> str:
+    """Host and port for the log, without user and password."""
+    parts = URL(url)
+    return f"{parts.host}:{parts.port or (5671 if parts.scheme == 'amqps' else 5672)}"

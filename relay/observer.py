@@ -8,26 +8,33 @@ from typing import Protocol
 from relay.model import OutboxRow, Verdict
 
 
-class PublishObserver:
-    """Hears what happens; each method does nothing unless overridden. Called from the loop, must not wait."""
+class PublishObserver(Protocol):
+    """Hears what happens. Called from the loop; must not wait and must not raise."""
 
-    def connection_opened(self) -> None:
-        """A connection is open, its exchange declared, and the broker takes publishes or is blocked."""
+    def broker_connected(self, connected: bool) -> None:
+        """A connection is open and its exchange is there; or that connection is gone."""
 
-    def connection_lost(self) -> None:
-        """That connection is gone."""
-
-    def blocked(self, blocked: bool) -> None:
-        """The broker takes no publishes (memory or disk alarm), or takes them again."""
+    def broker_blocked(self, blocked: bool) -> None:
+        """The broker takes no publishes (memory or disk alarm); or takes them again."""
 
     def channel_opened(self) -> None:
-        """A lane opened a channel: the first one of a connection, or a fresh one after a doubt."""
+        """A lane opened a channel: the first one on a connection, or a fresh one after a doubt."""
 
-    def flight(self, messages: int, seconds: float) -> None:
+    def flight_settled(self, messages: int, seconds: float) -> None:
         """One write of so many messages was settled, or given up, after this time."""
 
-    def unroutable(self, exchange: str, accepted: bool) -> None:
-        """A message came back; accepted: counted as published by the setting."""
+    def message_unroutable(self, exchange: str, accepted: bool) -> None:
+        """No queue took a message; accepted: the setting counts it as published."""
+
+
+class Silent:
+    """An observer that does nothing."""
+
+    def broker_connected(self, connected: bool) -> None: ...
+    def broker_blocked(self, blocked: bool) -> None: ...
+    def channel_opened(self) -> None: ...
+    def flight_settled(self, messages: int, seconds: float) -> None: ...
+    def message_unroutable(self, exchange: str, accepted: bool) -> None: ...
 
 
 class Tracer(Protocol):
@@ -36,4 +43,4 @@ class Tracer(Protocol):
     def publishes(
         self, rows: Sequence[OutboxRow], verdicts: Sequence[Verdict], started_ns: int, ended_ns: int
     ) -> None:
-        """One batch; times are UNIX nanoseconds. Must not raise."""
+        """One batch was published; times are UNIX nanoseconds. Must not wait and must not raise."""

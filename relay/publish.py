@@ -13,10 +13,10 @@ import time
 from collections.abc import Sequence
 from typing import Literal
 
-from relay.broker import Broker
+from relay.broker import Broker, BrokerUnavailable
 from relay.message import Encoder, MessageConfig
 from relay.model import Left, OutboxRow, Verdict
-from relay.observer import PublishObserver, Tracer
+from relay.observer import PublishObserver, Silent, Tracer
 from relay.waves import Batch
 from relay.wire import ChannelClosed, ConfirmChannel, Link, WireError
 
@@ -35,7 +35,6 @@ class Publisher:
         self,
         broker: Broker,
         config: MessageConfig,
-        *,
         unroutable: Literal["retry", "accept"] = "retry",
         observer: PublishObserver | None = None,
         tracer: Tracer | None = None,
@@ -43,21 +42,25 @@ class Publisher:
         self._broker = broker
         self._encoder = Encoder(config)
         self._accept_unroutable = unroutable == "accept"
-        self._observer = observer or PublishObserver()
+        self._observer = observer or Silent()
         self._tracer = tracer
         self._link: Link | None = None
         self._channel: ConfirmChannel | None = None
 
-    async def ready(self, timeout: float) -> bool:
+    async def ready(self, timeout: float) -> None:
         """Wait until a batch can be published; to be asked before BEGIN. Opens the channel when need be.
 
         So a broker that is away, blocked or silent is found outside of any transaction.
+
+        Raises:
+            BrokerUnavailable: not so within `timeout` seconds; the text says why.
         """
         deadline = asyncio.get_running_loop().time() + timeout
-        if not await self._broker.ready(timeout):
-            return False
+        await self._broker.ready(timeout)
         link = self._broker.link
-        return link is not None and isinstance(await self._open(link, deadline), ConfirmChannel)
+        channel = "connection lost" if link is None else await self._open(link, deadline)
+        if not isinstance(channel, ConfirmChannel):
+            raise BrokerUnavailable(channel)
 
     async def publish(
         self, rows: Sequence[OutboxRow], deadline: float, *, one_at_a_time: bool = False
@@ -68,12 +71,12 @@ class Publisher:
         cancellation goes through, and the channel is then not used again.
 
         Args:
-            rows: in id order.
+            rows: those of one ordering key in id order.
             one_at_a_time: for rows that failed before: each is sent alone.
         """
         link = self._broker.link
         if link is None:
-            return [Left(self._broker.problem or "not connected")] * len(rows)
+            return [Left(self._broker.problem() or "not connected")] * len(rows)
         started_ns = time.time_ns()
         batch = Batch(
             rows,
@@ -89,7 +92,7 @@ class Publisher:
             raise
         verdicts = batch.finish(why)
         for exchange in batch.unroutable:
-            self._observer.unroutable(exchange, self._accept_unroutable)
+            self._observer.message_unroutable(exchange, self._accept_unroutable)
         if self._tracer is not None:
             self._tracer.publishes(rows, verdicts, started_ns, time.time_ns())
         return verdicts
@@ -109,7 +112,7 @@ class Publisher:
                 return channel
             began = link.loop.time()
             flight = await channel.publish(batch.messages(wave), deadline)
-            self._observer.flight(len(wave), link.loop.time() - began)
+            self._observer.flight_settled(len(wave), link.loop.time() - began)
             unanswered = batch.judge(wave, flight.states, flight.returned)
             if not unanswered:
                 proven |= batch.exchanges(wave)

@@ -22,7 +22,7 @@ _NOT_FOUND, _ACCESS_REFUSED = 404, 403
 
 
 class Batch:
-    """The rows of one publish call, in id order. Rows are named by their position."""
+    """The rows of one publish call, those of one key in id order. Rows are named by their position."""
 
     def __init__(
         self,
