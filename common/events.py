@@ -34,3 +34,8 @@ OBSERVATION_FAILED = define(
     "observation_failed", logging.WARNING, "The queue's lag could not be read; its gauges are gone."
 )
 OBSERVATION_RECOVERED = define("observation_recovered", logging.INFO, "The queue's lag is read again.")
+PRUNE_FAILED = define(
+    "prune_failed", logging.WARNING, "Old rows could not be pruned; tried again in the next round."
+)
+PRUNE_RECOVERED = define("prune_recovered", logging.INFO, "Pruning works again.")
+PRUNED = define("pruned", logging.INFO, "Rows past their retention were deleted.")

@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 import asyncpg
@@ -109,6 +109,19 @@ class Lifecycle:
             task.cancel()
         if chosen:
             await asyncio.wait(chosen)
+
+    async def finished(self, tasks: Sequence[asyncio.Task[None]], seconds: float) -> bool:
+        """Wait for the end of tasks; False after ``seconds``, or when a second signal asks to leave at once."""
+        everything = asyncio.ensure_future(asyncio.wait(tasks)) if tasks else None
+        aborting = asyncio.ensure_future(self.aborting.wait())
+        waits = [aborting] if everything is None else [everything, aborting]
+        try:
+            if everything is not None:
+                await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            return all(task.done() for task in tasks)
+        finally:
+            for wait in waits:
+                wait.cancel()
 
     async def pause(self, seconds: float, *wakers: asyncio.Event) -> None:
         """Sleep; ends early when the daemon stops or one of ``wakers`` is set."""

@@ -206,6 +206,8 @@ class Broker:
             else:
                 hint = "grant the user 'configure' on it, or create it and turn declaring it off"
             raise Misconfigured(f"exchange {config.exchange!r}: {hint} ({error.text})") from None
+        except ValueError as error:  # pamqp's own check of the name, narrower than the broker's
+            raise Misconfigured(f"exchange {config.exchange!r}: {error}") from None
 
     def _up(self, link: Link) -> None:
         self._link = link

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 
 from prometheus_client import CollectorRegistry
 
 from common import events as common_events
 from common.backoff import Backoff
 from common.database import Database
-from common.errors import SchemaMismatch
+from common.errors import ConfigurationError, SchemaMismatch
 from common.lifecycle import (
     EXIT_FAILED,
     EXIT_OK,
     EXIT_SCHEMA,
+    EXIT_SETTINGS,
     Lifecycle,
     instance_name,
     wait_for_schema,
@@ -24,19 +26,64 @@ from common.metrics import OutboxGauges, WorkerMetrics
 from common.observer import Observer, outbox_look
 from common.outage import Outage
 from common.probes import Health, ProbeServer
-from relay import events
-from relay.broker import Broker
+from common.prune import DAY, PrunePace, Pruner, Retention, lock_key
+from common.schema import qualify
+from relay import events, sql
+from relay.broker import Broker, BrokerConfig
 from relay.claim import Claimer
 from relay.loop import Lane
 from relay.mark import Marker, RetryPolicy
+from relay.message import MessageConfig
 from relay.metrics import RelayMetrics
-from relay.prune import Pruner
 from relay.publish import Publisher
-from relay.settings import CLOSE_TIMEOUT, Settings
+from relay.settings import CLOSE_TIMEOUT, RelaySettings, Settings
 from relay.wakeup import Wakeup
-from relay.wiring import broker_config, message_config
 
 APPLICATION_NAME = "relay"
+
+
+def broker_config(relay: RelaySettings) -> BrokerConfig:
+    """How to reach the broker.
+
+    Raises:
+        ConfigurationError: a certificate file can not be used.
+    """
+    return BrokerConfig(
+        url=relay.amqp_url.get_secret_value(),
+        exchange=relay.exchange,
+        declare_exchange=relay.declare_exchange,
+        connect_timeout=relay.amqp_connect_timeout,
+        heartbeat=relay.amqp_heartbeat,
+        backoff_base=relay.backoff_base,
+        backoff_cap=relay.backoff_cap,
+        ssl_context=tls_context(relay),
+    )
+
+
+def tls_context(relay: RelaySettings) -> ssl.SSLContext | None:
+    """Build the TLS context of amqps: verified always, with our own CAs and certificate when given."""
+    if not relay.amqp_url.get_secret_value().startswith("amqps://"):
+        return None
+    try:
+        context = ssl.create_default_context(cafile=relay.amqp_ca_file)
+        if relay.amqp_cert_file is not None:
+            context.load_cert_chain(relay.amqp_cert_file, relay.amqp_key_file)
+    except (OSError, ssl.SSLError) as error:
+        files = [
+            str(f) for f in (relay.amqp_ca_file, relay.amqp_cert_file, relay.amqp_key_file) if f is not None
+        ]
+        raise ConfigurationError(f"RELAY_AMQP_* files {', '.join(files)}: {error}") from None
+    return context
+
+
+def message_config(relay: RelaySettings) -> MessageConfig:
+    """What of a message is not the row's own choice."""
+    return MessageConfig(
+        exchange=relay.exchange,
+        app_id=relay.app_id,
+        max_body_bytes=relay.max_body_bytes,
+        cloud_events=relay.cloud_events,
+    )
 
 
 class Daemon:
@@ -67,6 +114,9 @@ class Daemon:
         except SchemaMismatch as error:
             self.logger.emit(common_events.SCHEMA_REFUSED, error)
             return EXIT_SCHEMA
+        except ConfigurationError as error:
+            self.logger.emit(common_events.CONFIGURATION_REFUSED, error)
+            return EXIT_SETTINGS
         finally:
             self.probes.stop()
         return self.stopped(in_time)
@@ -98,11 +148,7 @@ class Daemon:
         if relay.wakeup:
             wakeup = Wakeup(shared, relay, lifecycle, wakeups, self.logger)
             lifecycle.start("wakeup", wakeup.run())
-        if relay.retention_days >= 0 or relay.inbox_retention_days >= 0:
-            pruner = Pruner(
-                relay, shared.database_schema, self.database, self.metrics, lifecycle, self.logger
-            )
-            lifecycle.start("prune", pruner.run())
+        lifecycle.start("prune", self.pruner().run())
         lifecycle.start("observer", self.observer.run())
         lifecycle.start("loop-lag", lifecycle.watch_loop_lag())
         lifecycle.start(
@@ -125,8 +171,9 @@ class Daemon:
             name=name,
             settings=relay,
             database=self.database,
-            broker=self.broker,
-            publisher=Publisher(self.broker, message_config(relay), relay.unroutable, self.metrics),
+            publisher=Publisher(
+                self.broker, message_config(relay), unroutable=relay.unroutable, observer=self.metrics
+            ),
             claimer=Claimer(schema, relay.batch_size, sweep_interval=relay.tick),
             marker=Marker(schema),
             policy=RetryPolicy(relay.max_attempts, relay.retry_base, relay.retry_cap, relay.nack_delay),
@@ -136,6 +183,26 @@ class Daemon:
             logger=self.logger,
             outage=Outage(self.logger, events.BATCH_FAILED, events.BATCH_RECOVERED),
             backoff=Backoff(relay.backoff_base, relay.backoff_cap),
+        )
+
+    def pruner(self) -> Pruner:
+        """Put the pruning of published rows and of the inbox together; days below zero keep for ever."""
+        relay, schema = self.settings.relay, self.settings.shared.database_schema
+        return Pruner(
+            [
+                Retention(table, qualify(statement, schema), days * DAY)
+                for table, statement, days in (
+                    ("outbox", sql.PRUNE_PUBLISHED, relay.retention_days),
+                    ("inbox", sql.PRUNE_INBOX, relay.inbox_retention_days),
+                )
+                if days >= 0
+            ],
+            PrunePace(relay.prune_batch, relay.prune_interval, relay.prune_budget),
+            lock_key("outbox", schema),
+            self.database,
+            self.metrics.pruned,
+            self.lifecycle,
+            self.logger,
         )
 
     def database_problem(self) -> str | None:
@@ -148,20 +215,15 @@ class Daemon:
 
     async def shutdown(self) -> bool:
         """Let the batches in flight finish, or roll them back; close everything; say whether it was in time."""
-        lanes = asyncio.gather(*self.lane_tasks, return_exceptions=True)
-        aborting = asyncio.ensure_future(self.lifecycle.aborting.wait())
-        done, _ = await asyncio.wait(
-            {lanes, aborting}, timeout=self.settings.relay.stop_deadline, return_when=asyncio.FIRST_COMPLETED
-        )
-        aborting.cancel()
+        done = await self.lifecycle.finished(self.lane_tasks, self.settings.relay.stop_deadline)
         await (
             self.lifecycle.cancel_tasks()
         )  # a lane that is cancelled cuts its connection: the server rolls back
         closed = await within(CLOSE_TIMEOUT, self.broker.close(CLOSE_TIMEOUT / 2))
         await self.database.close(CLOSE_TIMEOUT / 2)
-        if not done:
+        if not done and not self.lifecycle.aborting.is_set():
             self.logger.emit(common_events.STOP_OVERDUE, deadline=self.settings.relay.stop_deadline)
-        return bool(done) and closed
+        return (done or self.lifecycle.aborting.is_set()) and closed
 
     def stopped(self, in_time: bool = True) -> int:
         """Write the last line; return the exit code."""

@@ -26,8 +26,3 @@ WAKEUP_LOST = define(
 WAKEUP_LISTENING = define(
     "wakeup_listening", logging.INFO, "LISTEN works (again); one look at the outbox follows."
 )
-PRUNE_FAILED = define(
-    "prune_failed", logging.WARNING, "Published rows could not be pruned; tried again in the next round."
-)
-PRUNE_RECOVERED = define("prune_recovered", logging.INFO, "Pruning works again.")
-PRUNED = define("pruned", logging.DEBUG, "Rows past their retention were deleted.")

@@ -21,13 +21,15 @@ from common.lifecycle import Lifecycle
 from common.logs import Logger
 from common.outage import Outage
 from relay import events, sql
-from relay.broker import Broker, BrokerUnavailable
 from relay.claim import Batch, Claimer, Source
 from relay.mark import Marker, Marks, RetryPolicy, decide
 from relay.metrics import RelayMetrics
 from relay.model import Verdict
 from relay.publish import Publisher
 from relay.settings import MARK_MARGIN, RelaySettings
+
+READY_SECONDS = 1.0
+"""Wait for the broker before a batch; short, so that a stop is not held up."""
 
 
 class CommitLost(Exception):
@@ -41,7 +43,6 @@ class Lane:
     name: str
     settings: RelaySettings
     database: Database
-    broker: Broker
     publisher: Publisher
     claimer: Claimer
     marker: Marker
@@ -91,7 +92,7 @@ class Lane:
             OSError, TimeoutError, asyncpg.PostgresError: the transaction was rolled back.
         """
         self.at("broker")
-        await self.broker.ready(self.settings.amqp_connect_timeout)
+        await self.publisher.ready(READY_SECONDS)
         began = asyncio.get_running_loop().time()
         deadline = began + self.settings.batch_deadline
         async with asyncio.timeout_at(deadline):
@@ -116,13 +117,11 @@ class Lane:
 
     async def publish(self, batch: Batch, deadline: float) -> Marks:
         """Publish a batch and sort its rows; suspects go last, one at a time."""
-        began = asyncio.get_running_loop().time()
         verdicts: list[Verdict] = []
         if batch.rows:
             verdicts += await self.publisher.publish(batch.rows, deadline)
         if batch.suspects:
             verdicts += await self.publisher.publish(batch.suspects, deadline, one_at_a_time=True)
-        self.metrics.publish_duration.observe(asyncio.get_running_loop().time() - began)
         return decide([*batch.rows, *batch.suspects], verdicts, self.policy)
 
     async def commit(self, connection: asyncpg.Connection) -> None:
@@ -160,6 +159,3 @@ class Lane:
     def at(self, stage: str) -> None:
         """Remember the stage, for the count of failures by stage."""
         self.metrics.enter(self.name, stage)
-
-
-__all__ = ["BrokerUnavailable", "CommitLost", "Lane"]

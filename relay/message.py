@@ -258,11 +258,15 @@ def _row_headers(text: str, own: set[str]) -> bytes:
     """
     try:
         headers = orjson.loads(text)
-        if isinstance(headers, dict) and any(not isinstance(value, str) for value in headers.values()):
-            # orjson turns an integer over 64 bits into a float, and the value would change silently.
+        exact = isinstance(headers, dict) and all(isinstance(value, str) for value in headers.values())
+    except orjson.JSONDecodeError:
+        exact = False
+    if not exact:
+        # orjson turns an integer over 64 bits into a float and refuses larger ones: nothing may change silently.
+        try:
             headers = json.loads(text, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
-        raise Unencodable(f"headers are not JSON that can be read: {error}") from None
+        except (ValueError, RecursionError) as error:
+            raise Unencodable(f"headers are not JSON that can be read: {error}") from None
     if not isinstance(headers, dict):
         raise Unencodable(f"headers are a JSON {type(headers).__name__}, not an object")
     for name in own & headers.keys():

@@ -9,13 +9,14 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from common.metrics import FAST
 from relay.claim import Source
 from relay.mark import Marks
+from relay.observer import PublishObserver
 
 STAGES = ("broker", "connect", "claim", "publish", "mark", "commit")
 VERDICTS = ("published", "unroutable", "failed", "rejected", "nacked", "left")
 AGE = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200)
 
 
-class RelayMetrics:
+class RelayMetrics(PublishObserver):
     """What relay counts."""
 
     def __init__(self, registry: CollectorRegistry, exchange: str) -> None:
@@ -46,7 +47,7 @@ class RelayMetrics:
             registry=registry,
         )
         self.quarantined = Counter("relay_quarantined_total", "Rows put into quarantine.", registry=registry)
-        self.unroutable = Counter(
+        self.returned = Counter(
             "relay_unroutable_total", "Messages that no queue took, whatever the setting.", registry=registry
         )
         self.batch_duration = Histogram(
@@ -54,7 +55,7 @@ class RelayMetrics:
         )
         self.publish_duration = Histogram(
             "relay_publish_duration_seconds",
-            "Publish and confirms of a batch.",
+            "One write and the wait for its confirms.",
             buckets=FAST,
             registry=registry,
         )
@@ -112,3 +113,24 @@ class RelayMetrics:
         now = time.time()
         for row in marks.published:
             self.end_to_end.observe(max(0.0, now - row.created_at.timestamp()))
+
+    def broker_connected(self, connected: bool) -> None:
+        """A connection is open and its exchange is there; or it is gone."""
+        self.connections.inc(int(connected))
+        self.connected.set(int(connected))
+
+    def broker_blocked(self, blocked: bool) -> None:
+        """The broker blocks publishers, or takes messages again."""
+        self.blocked.set(int(blocked))
+
+    def channel_opened(self) -> None:
+        """A lane opened a channel."""
+        self.channels.inc()
+
+    def flight_settled(self, messages: int, seconds: float) -> None:
+        """One write was settled, or given up."""
+        self.publish_duration.observe(seconds)
+
+    def message_unroutable(self, exchange: str, accepted: bool) -> None:
+        """A message came back."""
+        self.returned.inc()

@@ -128,10 +128,6 @@ FROM unnest($1::bigint[], $2::integer[], $3::float8[], $4::text[], $5::boolean[]
 WHERE o.id = f.id AND o.published_at IS NULL
 """
 
-# No index. One relay prunes at a time, whichever gets the lock; it is gone with the transaction, so a pruner that
-# dies holds nobody up (Viren070/AIOStreams#975). $1 is derived from the schema's name.
-TRY_PRUNE_LOCK = "SELECT pg_try_advisory_xact_lock($1)"
-
 # Index: outbox_published, oldest first. Lock order: published_at; SKIP LOCKED, so a replay of the same rows is
 # not waited for. $1 retention in seconds, $2 rows.
 PRUNE_PUBLISHED = """
