@@ -24,8 +24,9 @@ from relay.wire import ChannelClosed, ConfirmChannel, Link, WireError
 # Any other code is the broker's own trouble.
 _THE_ROWS_FAULT = frozenset({311, 312, 313, 403, 404, 405, 406})
 
-# A channel that does not open in this time, on a connection that is not blocked: the connection is dead.
-_DOUBT_SECONDS = 1.0
+# No channel could be opened for this long on a connection that is not blocked: the connection is dead, whatever its
+# heartbeats will say in a minute.
+_DOUBT_SECONDS = 2.0
 
 
 class Publisher:
@@ -46,6 +47,7 @@ class Publisher:
         self._tracer = tracer
         self._link: Link | None = None
         self._channel: ConfirmChannel | None = None
+        self._doubt_since: float | None = None  # since when no channel can be opened on this connection
 
     async def ready(self, timeout: float) -> None:
         """Wait until a batch can be published; to be asked before BEGIN. Opens the channel when need be.
@@ -140,14 +142,18 @@ class Publisher:
         if self._channel is not None and self._link is link and self._channel.ended is None:
             return self._channel
         self._discard("replaced")
-        began = link.loop.time()
+        if self._link is not link:
+            self._link, self._doubt_since = link, None
+        self._doubt_since = self._doubt_since or link.loop.time()
         try:
             channel = await link.open_channel(deadline)
         except WireError as error:
-            if link.blocked is None and link.loop.time() - began >= _DOUBT_SECONDS:
+            if link.blocked is not None:
+                self._doubt_since = None
+            elif link.loop.time() - self._doubt_since >= _DOUBT_SECONDS:
                 link.abort(f"no channel could be opened: {error}")
             return str(error)
-        self._link, self._channel = link, channel
+        self._channel, self._doubt_since = channel, None
         self._observer.channel_opened()
         return channel
 
