@@ -237,7 +237,7 @@ def _check_body(body: bytes, promise: str, content_type: str) -> None:
         orjson.loads(body)
     except orjson.JSONDecodeError as error:
         try:
-            json.loads(body.decode(), parse_constant=_no_constant)
+            json.loads(body.decode(), parse_constant=_no_constant, parse_int=str, parse_float=str)
         except RecursionError:
             return  # deeper than this process can look; PostgreSQL or the producer has looked
         except ValueError:

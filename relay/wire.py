@@ -149,6 +149,7 @@ class ConfirmChannel:
             self.ended = error
             if self._flight is not None:
                 finish(self._flight.done)
+                self._flight = None  # confirms that are read after this reach nobody, even within this turn
             if self._answer is not None:
                 finish(self._answer)
 

@@ -272,8 +272,16 @@ def test_no_frame_limit_negotiated_is_no_limit() -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b"null", b"5", b'"x"', ("[" * 1500 + "]" * 1500).encode(), b"1" + b"0" * 400, b" {} "],
-    ids=["null", "number", "string", "deep", "huge", "spaces"],
+    [
+        b"null",
+        b"5",
+        b'"x"',
+        ("[" * 1500 + "]" * 1500).encode(),
+        b"1" + b"0" * 9000,
+        b"0." + b"1" * 9000,
+        b" {} ",
+    ],
+    ids=["null", "number", "string", "deep", "huge", "precise", "spaces"],
 )
 def test_whatever_postgres_prints_of_a_jsonb_passes(body: bytes) -> None:
     message(body=body)
