@@ -2,54 +2,60 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
+from common.backoff import Backoff
+
 SHORT_LIFE = 5.0
-"""Seconds. A connection lost sooner counts as a failure even if it did answer: APNs takes fast reconnecting
-for an attack."""
-SHORT_LIFE_FAILURES = 3
-"""How far such losses alone drive the backoff: recovery after a few dropped connections stays within seconds."""
+"""Seconds. APNs takes fast reconnecting for an attack, so a connection that ended sooner delays the next one,
+even if it did answer."""
+IDLE_LIFE = 60.0
+"""A connection that stood this long without giving a good answer had nothing to do; its end is no failure."""
+SHORT_LIFE_STEPS = 8
+"""Such delays grow to this many times the base only: after a few dropped connections work goes on in seconds."""
 
 
 class Breaker:
-    """Full-jitter exponential backoff between attempts to connect. Times are those of the monotonic clock.
+    """Jittered backoff between attempts to connect. Times are the monotonic clock's."""
 
-    `failures` counts attempts that came to nothing and connections that ended without one good answer; a
-    connection that gives one resets it.
-    """
-
-    def __init__(self, base: float, cap: float, calm: float, random: Callable[[], float]) -> None:
+    def __init__(
+        self, base: float, cap: float, calm: float, uniform: Callable[[float, float], float] = random.uniform
+    ) -> None:
         self._base = base
-        self._cap = cap
         self._calm = calm
-        self._random = random
-        self.failures = 0
+        self._uniform = uniform
+        self._useless = Backoff(base, cap, uniform)
+        self._short = Backoff(base, min(cap, base * SHORT_LIFE_STEPS), uniform)
         self.ready_at = 0.0
 
-    def failed(self, now: float) -> None:
-        """An attempt to connect failed, or its connection ended before it was of any use."""
-        self.failures += 1
-        self._wait(now)
+    @property
+    def failures(self) -> int:
+        """Attempts and connections in a row that came to nothing."""
+        return self._useless.failures
 
-    def lost(self, now: float, *, proven: bool, age: float, abruptly: bool) -> None:
-        """A connection ended. `proven`: it gave an answer that says that token and server are sound."""
-        if not proven:
-            self.failed(now)
-        elif age < SHORT_LIFE:
-            self.failures = max(self.failures, min(self.failures + 1, SHORT_LIFE_FAILURES))
-            self._wait(now)
-        elif abruptly:
-            self._wait(now)  # A whole fleet lost its connections at this moment, perhaps.
+    def failed(self, now: float) -> None:
+        """An attempt to connect failed, or its connection ended before it gave a good answer."""
+        self._wait(now + self._useless.next())
 
     def proven(self) -> None:
-        """A connection lived long enough and gave a good answer."""
-        self.failures = 0
+        """A connection gave an answer that says: token and server are sound."""
+        self._useless.reset()
+
+    def ended(self, now: float, *, proven: bool, age: float, abruptly: bool) -> None:
+        """A connection ended after `age` seconds, by us or by the peer."""
+        if not proven and age < IDLE_LIFE:
+            self.failed(now)
+        elif age < SHORT_LIFE:
+            self._wait(now + self._short.next())
+        else:
+            self._short.reset()
+            if abruptly:  # Perhaps a whole fleet lost its connections at this moment.
+                self._wait(now + self._uniform(0, self._base))
 
     def calm(self, now: float) -> None:
         """The peer said ENHANCE_YOUR_CALM."""
-        self.ready_at = max(self.ready_at, now + self._calm * (1 + self._random()))
+        self._wait(now + self._uniform(self._calm, 2 * self._calm))
 
-    def _wait(self, now: float) -> None:
-        # 2 ** 30 is beyond any cap; more would overflow a float after hours of outage.
-        ceiling = min(self._cap, self._base * 2.0 ** min(self.failures, 30))
-        self.ready_at = max(self.ready_at, now + self._random() * ceiling)
+    def _wait(self, until: float) -> None:
+        self.ready_at = max(self.ready_at, until)

@@ -174,7 +174,7 @@ class ClientConnection:
         """Ask for a sign of life."""
         self.outgoing.append(frame(PING, 0, 0, b"apnsping"))
 
-    def goaway(self, code: ErrorCode) -> None:
+    def goaway(self, code: int) -> None:
         """Say that we leave. The peer opens no streams, so the last one is 0."""
         self.outgoing.append(frame(GOAWAY, 0, 0, U32.pack(0) + U32.pack(code)))
 

@@ -19,12 +19,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import structlog
 from aioapns.connection import AuthorizationHeaderProvider
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
+
+from common.logs import Logger
+from drain.apns import events
 
 BUCKET = 35 * 60
 FLOOR = 20 * 60
@@ -32,8 +34,6 @@ SKEW = 5 * 60
 MAX_AGE = BUCKET + FLOOR
 LOOK_INTERVAL = 10.0
 """Seconds between two looks at the key file's inode and time."""
-
-log = structlog.get_logger("drain.apns.token")
 
 
 class KeyFileError(ValueError):
@@ -69,6 +69,7 @@ class ProviderToken(AuthorizationHeaderProvider):
         self._file = key_file
         self._wall = wall
         self._monotonic = monotonic
+        self._log = Logger(team_id=team_id, key_id=key_id)
         self._stamp = _stamp(key_file)
         self._key = load_key(key_file)
         self._next_look = monotonic() + LOOK_INTERVAL
@@ -88,9 +89,6 @@ class ProviderToken(AuthorizationHeaderProvider):
     def header(self) -> bytes:
         """The authorization value for a request that is written now; asking counts as using it."""
         now = self._monotonic()
-        if now >= self._next_look:
-            self._next_look = now + LOOK_INTERVAL
-            self._look_at_file()
         token = self._current_at(self._wall(), now)
         if self._first_used is None:
             self._first_used = now
@@ -143,7 +141,12 @@ class ProviderToken(AuthorizationHeaderProvider):
         self.changes += 1
         return token
 
-    def _look_at_file(self) -> None:
+    def look(self) -> None:
+        """Read the key file again if it changed; looks at most every 10 s, so it may be called at any rate."""
+        now = self._monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + LOOK_INTERVAL
         stamp = _stamp(self._file)
         if stamp == self._stamp:
             return
@@ -152,13 +155,13 @@ class ProviderToken(AuthorizationHeaderProvider):
             key = load_key(self._file)
         except KeyFileError as error:
             self.problem = str(error)
-            log.error("apns_key_file_unusable", key_id=self._key_id, error=str(error))
+            self._log.emit(events.APNS_KEY_FILE_UNUSABLE, error)
             return
         self.problem = None
         if key.public_key() != self._key.public_key():
             self._key, self._current = key, None
             self.generation += 1
-            log.info("apns_key_file_reloaded", key_id=self._key_id, file=str(self._file))
+            self._log.emit(events.APNS_KEY_FILE_RELOADED, file=str(self._file))
 
 
 class ProviderTokens:
