@@ -97,9 +97,11 @@ class Broker:
 
     def problem(self) -> str | None:
         """Why nothing can be published now, for people; None when it can."""
-        link = self.link
+        link = self._link
         if link is None:
             return self._problem
+        if link.lost.done():
+            return link.lost.result()
         return None if link.blocked is None else f"blocked by the broker: {link.blocked}"
 
     async def start(self) -> None:
@@ -119,12 +121,13 @@ class Broker:
             ended, self._keeper = self._keeper, None
             await self.start()
             ended.result()
-        if not self._ready.is_set():
-            try:
-                async with asyncio.timeout(timeout):
-                    await self._ready.wait()
-            except TimeoutError:
-                raise BrokerUnavailable(self.problem() or "not ready") from None
+        if self.problem() is not None:
+            self._ready.clear()  # lost within this turn of the loop: its callback has not run yet
+        try:
+            async with asyncio.timeout(timeout):
+                await self._ready.wait()
+        except TimeoutError:
+            raise BrokerUnavailable(self.problem() or "not ready") from None
 
     async def close(self, timeout: float) -> None:
         """Close for good within `timeout` seconds, even when the broker is frozen. Safe to repeat."""
@@ -152,7 +155,7 @@ class Broker:
             self._backoff.reset()
             self._up(link)
             why = await asyncio.shield(link.lost)
-            self._down(link, why)
+            self._down(why)
             await link.close(_GOODBYE_SECONDS)
             await asyncio.sleep(self._backoff.next())
 
@@ -193,10 +196,10 @@ class Broker:
         if not config.exchange:
             return
         passive = not config.declare_exchange or config.exchange.startswith("amq.")  # "amq." is the broker's
-        declare = commands.Exchange.Declare(
-            exchange=config.exchange, exchange_type=config.exchange_type, durable=True, passive=passive
-        )
         try:
+            declare = commands.Exchange.Declare(
+                exchange=config.exchange, exchange_type=config.exchange_type, durable=True, passive=passive
+            )
             await channel.call(declare, commands.Exchange.DeclareOk, deadline)
         except ChannelClosed as error:
             if passive:
@@ -211,16 +214,15 @@ class Broker:
 
     def _up(self, link: Link) -> None:
         self._link = link
-        link.lost.add_done_callback(lambda _: self._ready.clear())
         if not self._outage.lasting:
             self._log.emit(BROKER_CONNECTED, broker=self._address)
         self._outage.worked(broker=self._address)
         self._observer.broker_connected(True)
         self._on_blocked(link.blocked)
 
-    def _down(self, link: Link, why: str) -> None:
+    def _down(self, why: str) -> None:
         self._ready.clear()
-        self._problem = why
+        self._link, self._problem = None, why
         self._outage.failed(LinkLost(why), broker=self._address)
         self._observer.broker_connected(False)
         if self._said_blocked:
