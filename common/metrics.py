@@ -5,7 +5,14 @@ from __future__ import annotations
 import os
 from importlib import metadata
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+)
 
 from common.sql import CAP
 
@@ -36,13 +43,14 @@ class WorkerMetrics:
         )
         self.success = Gauge(
             "worker_last_success_timestamp_seconds",
-            "Last turn of the loop that did its work, UNIX time.",
+            "Last turn of the loop that did its work, UNIX time; until the first, the start of the process.",
             ["loop"],
             registry=registry,
         )
         for loop in loops:
-            self.tick.labels(loop)
-            self.success.labels(loop)
+            # Not 0: an age since 1970 would make a daemon that has just begun look stalled.
+            self.tick.labels(loop).set_to_current_time()
+            self.success.labels(loop).set_to_current_time()
         self.loop_lag = Histogram(
             "worker_event_loop_lag_seconds",
             "How late a timer of the event loop fired; pauses endanger a lease.",
@@ -58,7 +66,7 @@ class WorkerMetrics:
         )
         self.observed = Gauge(
             "worker_db_observation_timestamp_seconds",
-            "When the gauges from the database were read, UNIX time.",
+            "When the gauges from the database were read, UNIX time; 0: never yet.",
             registry=registry,
         )
         self.observe_failures = Counter(
@@ -72,6 +80,7 @@ class WorkerMetrics:
         )
         self.info = Gauge("worker_build_info", "Constant 1.", ["version", "commit"], registry=registry)
         self.info.labels(version(), os.environ.get("BUILD_COMMIT", "unknown")).set(1)
+        ProcessCollector(registry=registry)  # memory, CPU time, open files, start; Linux only
 
     def acquired(self, seconds: float) -> None:
         """A connection was handed out after this wait."""
