@@ -139,6 +139,11 @@ class ApnsSession:
             self._wake_at(start_by)
             self.room_made()
 
+    def recall(self, why: str) -> None:
+        """Take back every push that is not written yet: each is answered NotSent."""
+        while self._queue:
+            self.finished(self._queue.popleft(), NotSent(why))
+
     async def close(self, timeout: float) -> None:
         """Wait for the answers that are owed, up to `timeout` seconds; then end everything.
 
@@ -146,8 +151,7 @@ class ApnsSession:
         MaybeDelivered. Safe to call twice.
         """
         self._closing = True
-        while self._queue:
-            self.finished(self._queue.popleft(), NotSent("session closed"))
+        self.recall("session closed")
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
