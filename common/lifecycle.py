@@ -97,6 +97,10 @@ class Lifecycle:
             return
         if task.cancelled():
             return
+        self.report_death(name, error)
+
+    def report_death(self, name: str, error: BaseException | None) -> None:
+        """A task ended that must not: the process stops and exits with 1."""
         self.failure = f"inner task {name} ended"
         self.health.died(name)
         self.logger.emit(events.INNER_TASK_DIED, error, task=name)
