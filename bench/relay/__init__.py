@@ -1,0 +1,1 @@
+"""Relay's speed beside the broker's own: see ``python -m bench.relay --help``."""
