@@ -90,7 +90,7 @@ class PrivateRabbit:
         self.directory = directory or private_directory("rd-mq-")
         self.port = free_port()
         self.tls_port = free_port() if tls is not None else None
-        self.node_port, self.epmd_port = free_port(), free_port()
+        self.node_port, self.epmd_port, self.door_port = free_port(), free_port(), free_port()
         self.node = f"rd-{secrets.token_hex(4)}@localhost"
         self._token = secrets.token_hex(16)
         self._settings = dict(settings or {})
@@ -117,12 +117,8 @@ class PrivateRabbit:
 
     @property
     def admin(self) -> BrokerAdmin:
-        """Addresses and quick administration; made anew by each start."""
-        try:
-            door = int(self._door_file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            door = 0
-        return BrokerAdmin(self.port, door, self._token, tls_port=self.tls_port)
+        """Addresses and quick administration; may be handed to other processes."""
+        return BrokerAdmin(self.port, self.door_port, self._token, tls_port=self.tls_port)
 
     def start(self) -> None:
         """Start and wait until the broker greets clients and its door is open.
@@ -134,7 +130,6 @@ class PrivateRabbit:
             return
         self._write_configuration()
         self._start_epmd()
-        self._door_file.unlink(missing_ok=True)
         output = self.directory / "output.log"
         with output.open("ab") as log:
             argv = [str(self.scripts / "rabbitmq-server")]
@@ -205,10 +200,6 @@ class PrivateRabbit:
             timeout=timeout,
         ).stdout
 
-    @property
-    def _door_file(self) -> Path:
-        return self.directory / "door.port"
-
     def _environment(self) -> dict[str, str]:
         base = self.directory
         kept = {name: os.environ[name] for name in ("PATH", "TZ") if name in os.environ}
@@ -236,7 +227,7 @@ class PrivateRabbit:
             "RUNNING_UNDER_SYSTEMD": "true",
             "ERL_CRASH_DUMP": "/dev/null",
             "DOOR_SCRIPT": str(base / "door.script"),
-            "DOOR_FILE": str(self._door_file),
+            "DOOR_PORT": str(self.door_port),
             "DOOR_TOKEN": self._token,
         }
 
@@ -288,7 +279,7 @@ class PrivateRabbit:
 
     def _ready(self) -> bool:
         # The door opens when the boot is done; the greeting shows that the listener takes clients.
-        return self._door_file.exists() and greets(self.port)
+        return greets(self.port) and _connects(self.door_port)
 
 
 def greets(port: int, timeout: float = 2.0) -> bool:
