@@ -61,7 +61,7 @@ class RelayMetrics(PublishObserver):
         )
         self.end_to_end = Histogram(
             "relay_end_to_end_seconds",
-            "created_at to commit, of published rows.",
+            "created_at to commit, of the oldest row of each batch.",
             buckets=AGE,
             registry=registry,
         )
@@ -110,9 +110,9 @@ class RelayMetrics(PublishObserver):
         own = sum(row.exchange is None or row.exchange == self._exchange for row in marks.published)
         self.published.labels(self._exchange).inc(own)
         self.published.labels("other").inc(len(marks.published) - own)
-        now = time.time()
-        for row in marks.published:
-            self.end_to_end.observe(max(0.0, now - row.created_at.timestamp()))
+        if marks.published:
+            oldest = min(row.created_at for row in marks.published)
+            self.end_to_end.observe(max(0.0, time.time() - oldest.timestamp()))
 
     def broker_connected(self, connected: bool) -> None:
         """A connection is open and its exchange is there; or it is gone."""

@@ -118,8 +118,8 @@ async def test_claim_is_flat_while_a_snapshot_keeps_published_rows_alive(connect
         await connection.execute(f"VACUUM ANALYZE {SCHEMA}.outbox")
         from_start = await explain(connection, qualify(sql.CLAIM_FRESH, SCHEMA), 0, LIMIT)
         from_cursor = await explain(connection, qualify(sql.CLAIM_FRESH, SCHEMA), 30_000, LIMIT)
-        assert from_start.buffers() > 1000, "the snapshot must make the difference that is measured"
-        assert from_cursor.buffers() < 400
+        assert from_start.buffers() > 3 * from_cursor.buffers(), "the snapshot must make a difference"
+        assert from_cursor.rows_touched() <= LIMIT
         await snapshot.rollback()
     finally:
         await holder.close()
