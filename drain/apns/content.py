@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import NoReturn
 from uuid import UUID
 
@@ -35,6 +35,9 @@ PAYLOAD_LIMIT = 4096
 PAYLOAD_LIMIT_VOIP = 5120
 COLLAPSE_ID_LIMIT = 64
 DEVICE_TOKEN_LIMIT = 200
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+_SECOND = timedelta(seconds=1)
 
 _DEVICE_TOKEN = re.compile(r"(?:[0-9A-Fa-f]{2})+")
 _COLLAPSE_ID = re.compile(r"[!-~](?:[ -~]*[!-~])?")
@@ -118,9 +121,15 @@ def _priority(priority: int | None, push_type: str) -> int | None:
 def _expiration(expires_at: datetime | None) -> int | None:
     if expires_at is None:
         return None
+    # PostgreSQL's infinity and -infinity, as asyncpg gives them: without a zone.
+    naive = expires_at.replace(tzinfo=None)
+    if naive == datetime.max:
+        return None
+    if naive == datetime.min:
+        return 0
     if expires_at.tzinfo is None:
         raise _Invalid(f"expires_at {expires_at} has no time zone")
-    return max(0, int(expires_at.timestamp()))
+    return max(0, (expires_at - EPOCH) // _SECOND)
 
 
 def _collapse_id(collapse_id: str | None) -> str | None:
