@@ -15,7 +15,7 @@ import json
 from dataclasses import dataclass
 from datetime import UTC
 from struct import Struct
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -29,7 +29,7 @@ OUTBOX_ID = "x-outbox-id"
 # Flags of the properties that are sent, AMQP 0-9-1 section 4.2.6.1.
 _CONTENT_TYPE, _HEADERS, _DELIVERY_MODE = 0x8000, 0x2000, 0x1000
 _MESSAGE_ID, _TIMESTAMP, _TYPE, _APP_ID = 0x0080, 0x0040, 0x0020, 0x0008
-_PERSISTENT = b"\x02"
+_PERSISTENT_UUID = b"\x02\x24"  # delivery mode 2, then the length of a UUID's text
 
 _BASIC_SIZE_FLAGS = Struct(">HxxQH").pack  # class 60, weight 0, body size, property flags
 _U32 = Struct(">I").pack
@@ -37,7 +37,6 @@ _I64 = Struct(">q").pack
 _U64 = Struct(">Q").pack
 _AGGREGATE_ID_HEAD = b"\x0e" + AGGREGATE_ID.encode() + b"S"
 _OUTBOX_ID_HEAD = b"\x0b" + OUTBOX_ID.encode() + b"l"
-_UUID_SHORTSTR = b"\x24"  # a UUID's text has 36 bytes
 
 # Route parts repeat from row to row; what does not repeat (an id in the routing key) must not fill memory.
 _REMEMBERED_ROUTES = 2048
@@ -56,8 +55,7 @@ class MessageConfig:
     cloud_events_prefix: str = "cloudEvents_"
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
     """One row, ready to be framed: payloads of the method and header frames, and the body."""
 
     row_id: int
@@ -75,8 +73,8 @@ class _Route:
     method: bytes
     flags: int
     content_type: bytes
-    aggregate_type: bytes  # the header field
-    cloud_event: bytes  # header fields: specversion, source, type
+    own_fields: bytes  # the relay's header fields up to the value of x-outbox-id, which comes last
+    own_size: int  # of all the relay's header fields, less the aggregate id
     tail: bytes  # properties type and app_id
     check: str  # "json", "utf-8" or "": what the content type promises about the body
 
@@ -105,16 +103,21 @@ class Encoder:
             return Rejected(str(error))
 
     def _encode(self, row: OutboxRow, frame_max: int) -> Message:
+        # In one piece, for it is run for every message: what can be shared is in the route.
         kind = (row.exchange, row.routing_key, row.event_type, row.aggregate_type, row.content_type)
-        route = self._routes.get(kind)
-        if route is None:
-            route = self._remember(kind)
+        route = self._routes.get(kind) or self._remember(kind)
         body = row.body
         if len(body) > self._config.max_body_bytes:
             raise Unencodable(f"body has {len(body)} bytes, the bound is {self._config.max_body_bytes}")
         if route.check:
             _check_body(body, route.check, row.content_type)
-        fields = self._fields(row, route)
+        extra = b"" if row.headers == "{}" else _row_headers(row.headers, self._own)
+        if self._config.cloud_events:
+            extra += self._cloud_event(row)
+        try:
+            aggregate_id = row.aggregate_id.encode()
+        except UnicodeEncodeError:
+            raise Unencodable("aggregate_id is not valid Unicode") from None
         moment = row.created_at.timestamp()
         if moment < 0:
             raise Unencodable(f"created_at is {row.created_at}, the bound is 1970")
@@ -122,10 +125,14 @@ class Encoder:
             (
                 _BASIC_SIZE_FLAGS(60, len(body), route.flags),
                 route.content_type,
-                _U32(len(fields)),
-                fields,
-                _PERSISTENT,
-                _UUID_SHORTSTR,
+                _U32(len(extra) + route.own_size + len(aggregate_id)),
+                extra,
+                _AGGREGATE_ID_HEAD,
+                _U32(len(aggregate_id)),
+                aggregate_id,
+                route.own_fields,
+                _I64(row.id),
+                _PERSISTENT_UUID,
                 str(row.event_id).encode(),
                 _U64(int(moment)),
                 route.tail,
@@ -138,32 +145,13 @@ class Encoder:
             )
         return Message(row.id, route.exchange, route.method, header, body)
 
-    def _fields(self, row: OutboxRow, route: _Route) -> bytes:
-        """Encode the header table: the row's own headers as they are, then the relay's."""
-        try:
-            aggregate_id = row.aggregate_id.encode()
-        except UnicodeEncodeError:
-            raise Unencodable("aggregate_id is not valid Unicode") from None
-        own = b"".join(
-            (
-                _AGGREGATE_ID_HEAD,
-                _U32(len(aggregate_id)),
-                aggregate_id,
-                route.aggregate_type,
-                _OUTBOX_ID_HEAD,
-                _I64(row.id),
-            )
-        )
-        if self._config.cloud_events:
-            own += route.cloud_event + self._cloud_event(row)
-        if row.headers == "{}":
-            return own
-        return _row_headers(row.headers, self._own) + own
-
     def _cloud_event(self, row: OutboxRow) -> bytes:
-        """Attributes that differ from row to row; a time keeps its fraction as text, AMQP's type has none."""
+        """The attributes as header fields; a time keeps its fraction as text, AMQP's type has none."""
         prefix = self._config.cloud_events_prefix
         attributes: dict[str, Any] = {
+            prefix + "specversion": "1.0",
+            prefix + "source": self._config.cloud_events_source or f"/{row.aggregate_type}",
+            prefix + "type": row.event_type,
             prefix + "id": str(row.event_id),
             prefix + "time": row.created_at.astimezone(UTC).isoformat().replace("+00:00", "Z"),
         }
@@ -187,8 +175,7 @@ class Encoder:
             tail += shortstr(config.app_id, f"app_id {config.app_id[:40]!r}")
         if content_type:
             flags |= _CONTENT_TYPE
-        prefix = config.cloud_events_prefix
-        source = config.cloud_events_source or f"/{aggregate_type}"
+        own_fields = field(AGGREGATE_TYPE, aggregate_type) + _OUTBOX_ID_HEAD
         route = _Route(
             exchange=exchange,
             method=publish_method(exchange, event_type if routing_key is None else routing_key),
@@ -196,12 +183,8 @@ class Encoder:
             content_type=shortstr(content_type, f"content_type {content_type[:40]!r}")
             if content_type
             else b"",
-            aggregate_type=field(AGGREGATE_TYPE, aggregate_type),
-            cloud_event=table(
-                {prefix + "specversion": "1.0", prefix + "source": source, prefix + "type": event_type}
-            )
-            if config.cloud_events
-            else b"",
+            own_fields=own_fields,
+            own_size=len(_AGGREGATE_ID_HEAD) + 4 + len(own_fields) + 8,
             tail=tail,
             check=_promise(content_type),
         )

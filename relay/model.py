@@ -7,13 +7,16 @@ written on the row, is the last table of the AMQP notes (`docs/relay.md`, "A bat
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
 
-@dataclass(frozen=True, slots=True)
-class OutboxRow:
-    """One claimed row. Field order is the column order of the claim: `OutboxRow(*record)` is the fast way."""
+class OutboxRow(NamedTuple):
+    """One claimed row. Field order is the column order of the claim: `OutboxRow(*record)`.
+
+    A named tuple, for one is made for every message: a frozen dataclass of 13 fields takes four times as long,
+    which is a twentieth of what a message may cost.
+    """
 
     id: int
     event_id: UUID

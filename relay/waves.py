@@ -42,11 +42,16 @@ class Batch:
         self._refused: dict[str, str] = {}  # exchange -> why nothing can be published to it now
         self._pending: list[int] = []
         self.unroutable: list[str] = []  # exchange of each message that came back
+        self._exchanges: set[str] = set()
+        self._plain = True  # no ordering key and no large body among the rows
         for position, row in enumerate(rows):
             encoded = encoder.encode(row, frame_max)
             if isinstance(encoded, Message):
                 self._pending.append(position)
                 self._messages.append(encoded)
+                self._exchanges.add(encoded.exchange)
+                if row.ordering_key is not None or len(encoded.body) > ALONE_BYTES:
+                    self._plain = False
             else:
                 self._settle(position, encoded)
                 self._messages.append(_NOT_SENT)
@@ -57,8 +62,14 @@ class Batch:
         Args:
             proven: exchanges that took a publish on this connection.
         """
-        wave: list[int] = []
-        held: list[int] = []
+        if (
+            self._plain
+            and not self._one_at_a_time
+            and all(exchange in proven for exchange in self._exchanges)
+        ):
+            wave, self._pending = self._pending, []  # the usual batch: no key, nothing to be careful with
+            return wave
+        wave, held = [], []
         busy: set[str] = set()
         alone = -1
         for place, i in enumerate(self._pending):

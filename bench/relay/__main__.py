@@ -112,8 +112,8 @@ class Bench:
             connection.execute("CHECKPOINT")
             row = connection.execute("SELECT now()").fetchone()
             assert row is not None
-            before = cpu_seconds(pid)
             connection.execute(INSERT, (body_of(self.options.size), self.options.messages))
+            before = cpu_seconds(pid)
             deadline = time.monotonic() + 120
             while connection.execute(LEFT).fetchone() is not None:
                 if time.monotonic() > deadline:

@@ -41,7 +41,7 @@ def row(**changes: Any) -> OutboxRow:
         created_at=datetime.now(UTC),
         attempts=0,
     )
-    return dataclasses.replace(plain, **changes)
+    return plain._replace(**changes)
 
 
 def rows(number: int, **changes: Any) -> list[OutboxRow]:

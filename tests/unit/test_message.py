@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import struct
 from datetime import UTC, datetime, timedelta, timezone
@@ -44,7 +43,7 @@ ROW = OutboxRow(
 def encode(
     config: MessageConfig | None = None, frame_max: int = FRAME_MAX, **changes: Any
 ) -> Message | Rejected:
-    return Encoder(config or MessageConfig()).encode(dataclasses.replace(ROW, **changes), frame_max)
+    return Encoder(config or MessageConfig()).encode(ROW._replace(**changes), frame_max)
 
 
 def message(config: MessageConfig | None = None, frame_max: int = FRAME_MAX, **changes: Any) -> Message:
@@ -302,13 +301,13 @@ def test_bytes_of_another_type_pass_unread() -> None:
 def test_routes_are_remembered_but_do_not_fill_the_memory() -> None:
     encoder = Encoder(MessageConfig())
     for number in range(5000):
-        encoder.encode(dataclasses.replace(ROW, routing_key=str(number)), FRAME_MAX)
+        encoder.encode(ROW._replace(routing_key=str(number)), FRAME_MAX)
     assert len(encoder._routes) <= 2048
 
 
 def test_a_refused_route_is_refused_again_and_harms_no_other() -> None:
     encoder = Encoder(MessageConfig())
-    bad = dataclasses.replace(ROW, routing_key="x" * 256)
+    bad = ROW._replace(routing_key="x" * 256)
     assert [type(encoder.encode(row, FRAME_MAX)) for row in (bad, ROW, bad)] == [Rejected, Message, Rejected]
 
 
