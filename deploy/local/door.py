@@ -88,12 +88,16 @@ class BrokerAdmin:
         close = f'fun(Pid) -> rabbit_networking:close_connection(Pid, "{reason}") end'
         return int(self.eval(f"Found = {_connections(vhost)}, lists:foreach({close}, Found), length(Found)."))
 
-    def close_channels(self, vhost: str, text: str = "closed by a test") -> int:
-        """Close the channels of a vhost with 406 and leave their connections open; return how many."""
+    def close_channels(self, vhost: str) -> int:
+        """Make the broker close the channels of a vhost with 404, not their connections; return how many."""
         item = _info("rabbit_channel:info")
         mine = f"[Pid || Pid <- rabbit_channel:list(), [{{vhost, {_binary(vhost)}}}] =:= ({item})]"
-        close = f'fun(Pid) -> exit(Pid, {{amqp_error, precondition_failed, "{text}", none}}) end'
-        return int(self.eval(f"Found = {mine}, lists:foreach({close}, Found), length(Found)."))
+        # As if its client had asked for an exchange that is not there, passively.
+        method = (
+            "{'exchange.declare', 0, <<\"closed by a test\">>, <<>>, true, false, false, false, false, []}"
+        )
+        ask = f"fun(Pid) -> rabbit_channel:do(Pid, {method}) end"
+        return int(self.eval(f"Found = {mine}, lists:foreach({ask}, Found), length(Found)."))
 
     def queue_depths(self, vhost: str) -> dict[str, int]:
         """Ready and unacknowledged messages of each queue of a vhost, read from the queues themselves."""

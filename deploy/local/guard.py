@@ -1,4 +1,4 @@
-"""Ends our children when we are killed ourselves: a helper process that outlives us just long enough for that.
+"""Ends our children and removes their folders when we are killed ourselves: a helper that outlives us for a moment.
 
 PR_SET_PDEATHSIG would do it only on Linux, is lost when a child changes its user, and fires when the *thread* that
 started the child ends. A pipe is portable: when its writing end closes, whatever the reason, the owner is gone.
@@ -9,10 +9,12 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import psutil
@@ -21,7 +23,7 @@ _HELPER = Path(__file__).resolve()
 
 
 class Guard:
-    """Tells the helper which process groups are ours; started with the first of them. Safe in threads."""
+    """Tells the helper which process groups and folders are ours; it starts with the first. Safe in threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -39,6 +41,10 @@ class Guard:
     def forget(self, pid: int) -> None:
         """The process group has ended."""
         self._tell(f"- {pid}\n")
+
+    def remove(self, folder: Path) -> None:
+        """Remove the folder when this process is gone."""
+        self._tell(f"d {folder}\n")
 
     def _tell(self, line: str) -> None:
         with self._lock:
@@ -77,17 +83,28 @@ def _serve() -> None:
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
     watched: dict[int, float] = {}
+    folders: list[str] = []
     for line in sys.stdin:
-        sign, pid, *born = line.split()
+        sign, _, rest = line.rstrip("\n").partition(" ")
         if sign == "+":
-            watched[int(pid)] = float(born[0])
+            pid_text, born = rest.split()
+            watched[int(pid_text)] = float(born)
+        elif sign == "-":
+            watched.pop(int(rest), None)
         else:
-            watched.pop(int(pid), None)
+            folders.append(rest)
     for pid, born_at in watched.items():
         # The number may belong to somebody else by now; the time of birth does not.
         with contextlib.suppress(psutil.Error, ProcessLookupError, PermissionError):
             if psutil.Process(pid).create_time() == born_at:
                 os.killpg(pid, signal.SIGKILL)
+    for _ in range(10):  # servers write until they are dead
+        folders = [folder for folder in folders if Path(folder).exists()]
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
+        if not folders:
+            break
+        time.sleep(0.1)
 
 
 if __name__ == "__main__":

@@ -176,11 +176,15 @@ def last_lines(path: Path, count: int = 20) -> str:
 
 
 def private_directory(prefix: str, user: User | None = None) -> Path:
-    """Make a new folder with a short path (a Unix socket's has at most 103 bytes) that ``user`` owns."""
+    """Make a new folder, gone with this process at the latest, that ``user`` owns.
+
+    Its path is short: that of a Unix socket has at most 103 bytes.
+    """
     path = Path(tempfile.mkdtemp(prefix=prefix))
     if len(str(path)) > 60:
         path.rmdir()
         path = Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp"))
+    GUARD.remove(path)
     if user is not None:
         os.chown(path, user.uid, user.gid)
     return path
