@@ -177,7 +177,9 @@ class PrivatePostgres:
         if not (self.data / "PG_VERSION").exists():
             self._initialise()
         with self.log_file.open("ab") as log:
-            argv = [str(self.binaries / "postgres"), "-D", str(self.data)]
+            # Not in postgresql.conf: a folder that is used again keeps its data, the port is new.
+            argv = [str(self.binaries / "postgres"), "-D", str(self.data), "-c", f"port={self.port}"]
+            argv += ["-c", f"unix_socket_directories={self.directory}"]
             self._child = Child(
                 argv, env=_environment(), cwd=self.directory, stdout=log, stderr=log, user=self.user
             )
@@ -232,6 +234,8 @@ class PrivatePostgres:
 
     def _initialise(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
+        if any(self.directory.iterdir()):
+            raise StartFailed(f"{self.directory} holds something else: a new server needs an empty folder")
         if self.user is not None:
             os.chown(self.directory, self.user.uid, self.user.gid)
         argv = [str(self.binaries / "initdb"), "-D", str(self.data), "-U", SUPERUSER]
@@ -248,7 +252,7 @@ class PrivatePostgres:
         if done.returncode:
             remove_directory(self.data)
             raise StartFailed(f"initdb failed: {done.stderr or done.stdout}")
-        settings = {**self._settings, "port": str(self.port), "unix_socket_directories": str(self.directory)}
+        settings = dict(self._settings)
         if self.tls is not None:
             settings |= self._tls_settings(self.tls)
         lines = [f"{name} = '{value}'\n" for name, value in settings.items()]

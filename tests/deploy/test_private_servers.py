@@ -18,7 +18,7 @@ import pytest
 
 from deploy.local.certificates import Certificates
 from deploy.local.postgres import PrivatePostgres, Tls, machine_binaries, wheel_binaries
-from deploy.local.processes import StartFailed
+from deploy.local.processes import StartFailed, private_directory, remove_directory, unprivileged_user
 from deploy.local.rabbitmq import PrivateRabbit, greets
 from deploy.local.supervise import REPOSITORY, clean_environment
 from tests.support.broker import Broker
@@ -71,7 +71,7 @@ def broker_node() -> Iterator[PrivateRabbit]:
 
 @pytest.mark.parametrize("folder", binaries(), ids=str)
 def test_postgres_of_every_version_here_runs_beside_another_and_leaves_nothing(folder: Path) -> None:
-    with PrivatePostgres(folder) as one, PrivatePostgres(binaries=folder) as two:
+    with PrivatePostgres(binaries=folder) as one, PrivatePostgres(binaries=folder) as two:
         assert one.port != two.port
         assert 5432 not in (one.port, two.port)
         assert one.admin.run("SHOW unix_socket_directories") == [(str(one.directory),)]
@@ -124,6 +124,27 @@ def test_postgres_that_can_not_start_says_why() -> None:
         assert server.pid is None
     finally:
         server.close()
+
+
+def test_postgres_in_a_folder_that_is_kept_finds_its_data_again() -> None:
+    folder = private_directory("rd-kept-", unprivileged_user())
+    try:
+        with PrivatePostgres(folder) as first:
+            first.admin.create("shop")
+        with PrivatePostgres(folder) as second:
+            assert second.port != first.port
+            assert second.admin.exists("shop")
+    finally:
+        remove_directory(folder)
+
+
+def test_postgres_touches_no_folder_that_holds_something_else(tmp_path: Path) -> None:
+    (tmp_path / "letter.txt").write_text("dear")
+    owner = tmp_path.stat().st_uid
+    with pytest.raises(StartFailed, match="something else"):
+        PrivatePostgres(tmp_path).start()
+    assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
+    assert tmp_path.stat().st_uid == owner
 
 
 def test_postgres_without_its_programs_is_refused_with_their_path(tmp_path: Path) -> None:
