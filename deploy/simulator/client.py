@@ -133,7 +133,7 @@ class SimulatorClient:
         return self.call("PATCH", "/config", changes)
 
     def reset(self, *what: str) -> None:
-        """`traffic`, `devices`, `scripts`, `config`; none named: all four. Open connections stay."""
+        """`traffic`, `devices`, `scripts`, `config`; none named: these four. `connections` drops the open ones."""
         self.call("POST", "/reset", {"what": what} if what else {})
 
     def script(

@@ -22,6 +22,7 @@ from deploy.simulator.tokens import SigningKey
 from deploy.simulator.wire_faults import act
 
 _POLL_SECONDS: Final = 0.005
+_RESETTABLE: Final = ["traffic", "devices", "scripts", "config", "connections"]
 _SCOPE: TypeAdapter[Scope] = TypeAdapter(Scope)
 _END: TypeAdapter[End] = TypeAdapter(End)
 _TEXTS: TypeAdapter[list[str]] = TypeAdapter(list[str])
@@ -116,10 +117,12 @@ class Control:
             await asyncio.sleep(_POLL_SECONDS)
 
     async def _reset(self, call: Call) -> dict[str, object]:
-        """`what`: traffic, devices, scripts, config; absent: all four. Connections stay open."""
-        what = _TEXTS.validate_python(call.body.get("what", ["traffic", "devices", "scripts", "config"]))
-        if unknown := set(what) - {"traffic", "devices", "scripts", "config"}:
+        """`what`: some of _RESETTABLE; absent: all but the connections, which stay open."""
+        what = _TEXTS.validate_python(call.body.get("what", _RESETTABLE[:-1]))
+        if unknown := set(what).difference(_RESETTABLE):
             raise Refused(HTTPStatus.BAD_REQUEST, f"nothing called {', '.join(sorted(unknown))} to reset")
+        if "connections" in what:
+            await self._drop_all()
         simulator = self._simulator
         if "scripts" in what:
             simulator.scripts.clear()
@@ -129,9 +132,17 @@ class Control:
             await self._listener.apply()
         if "traffic" in what:
             simulator.forget_traffic(rules_too="devices" in what)
+            self._listener.forget_traffic()
         elif "devices" in what:
             simulator.devices.forget_rules()
         return {"reset": what}
+
+    async def _drop_all(self) -> None:
+        connections = self._simulator.connections
+        while connections:
+            for connection in list(connections.values()):
+                connection.drop(rst=True)
+            await asyncio.sleep(0.001)
 
     async def _patch_config(self, call: Call) -> dict[str, object]:
         self._simulator.configure(self._simulator.config.changed(call.body))
@@ -256,9 +267,9 @@ class Control:
 
     def _post_key(self, call: Call) -> dict[str, object]:
         """Adds or replaces a key; without `key_file` a new .p8 is made, and its path is in the answer."""
-        key_id, team_id = str(call.body["key_id"]), str(call.body["team_id"])
-        if not key_id.isalnum():
-            raise Refused(HTTPStatus.BAD_REQUEST, "key_id: letters and digits only")
+        key_id, team_id = str(call.body.get("key_id", "")), str(call.body.get("team_id", ""))
+        if not (key_id.isalnum() and team_id.isalnum()):
+            raise Refused(HTTPStatus.BAD_REQUEST, "key_id, team_id: letters and digits")
         given, topics, refusal = call.body.get("key_file"), call.body.get("topics"), call.body.get("refusal")
         path = self._authority.auth_key(key_id) if given is None else Path(str(given))
         key = SigningKey(

@@ -53,13 +53,14 @@ def read_rule(value: object) -> DeviceRule:
 class Device:
     """Counters always; the notifications on its screen as far as they are kept (see Devices)."""
 
-    __slots__ = ("_collapsed", "_separate", "background", "delivered", "requests", "rule")
+    __slots__ = ("_collapsed", "_separate", "background", "delivered", "has_screen", "requests", "rule")
 
     def __init__(self) -> None:
         self.rule: DeviceRule | None = None
         self.requests = 0
         self.delivered = 0
         self.background = 0
+        self.has_screen = False
         self._collapsed: dict[bytes, tuple[Arrival, int]] | None = None
         self._separate: deque[Arrival] | None = None
 
@@ -124,9 +125,11 @@ class Devices:
         device.delivered += 1
         if arrival.request.push_type == "background":
             device.background += 1
-        elif device.delivered > 1 or self._screens_left > 0:
-            if device.delivered == 1:
-                self._screens_left -= 1
+            return
+        if not device.has_screen and self._screens_left > 0:
+            self._screens_left -= 1
+            device.has_screen = True
+        if device.has_screen:
             device.show(arrival)
 
     def forget(self, rules_too: bool) -> None:

@@ -99,7 +99,7 @@ class Router:
             return HTTPStatus.BAD_REQUEST, {
                 "error": "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
             }
-        except ValueError as error:
+        except (ValueError, OSError) as error:  # a file or a port that was named
             return HTTPStatus.BAD_REQUEST, {"error": str(error)}
 
     def _find(self, method: str, path: str) -> tuple[tuple[str, ...], Route]:

@@ -62,6 +62,11 @@ class Listener:
                 held.close()
             self._held.clear()
 
+    def forget_traffic(self) -> None:
+        self.tcp_accepted = 0
+        self.handshakes_failed = 0
+        self.last_handshake_error = None
+
     async def close(self) -> None:
         """Stops listening and ends every connection in good order, within a second."""
         await self._stop_listening()

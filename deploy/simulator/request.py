@@ -10,9 +10,9 @@ DEVICE_PATH: Final = "/3/device/"
 class Request(NamedTuple):
     """One complete HTTP/2 request; header fields are None when absent.
 
-    `device` is the device token as written in the path, empty when the path has none. `duplicates` names every
-    header that came more than once (the last value is kept). A tuple, because one is made per push and a frozen
-    dataclass costs five times as much.
+    `device` is the device token as written in the path; when the path has none, `device` is empty and `path` is
+    all of it. `duplicates` names every header that came more than once (the last value is kept). A tuple, because
+    one is made per push and a frozen dataclass costs five times as much.
     """
 
     method: str
@@ -29,8 +29,31 @@ class Request(NamedTuple):
     duplicates: tuple[str, ...]
 
 
+_SHARED_VALUES: Final = 4096
+_texts: dict[bytes, str] = {}
+_tokens: dict[bytes, bytes] = {}
+
+
 def _text(value: bytes | None) -> str | None:
     return None if value is None else value.decode("utf-8", "replace")
+
+
+def _shared_text(value: bytes | None) -> str | None:
+    """For headers with few values: the log then holds one string for all its arrivals."""
+    if value is None:
+        return None
+    text = _texts.get(value)
+    if text is None:
+        text = value.decode("utf-8", "replace")
+        if len(_texts) < _SHARED_VALUES:
+            _texts[value] = text
+    return text
+
+
+def _shared_token(value: bytes | None) -> bytes | None:
+    if value is None:
+        return None
+    return _tokens.setdefault(value, value) if len(_tokens) < _SHARED_VALUES else _tokens.get(value, value)
 
 
 def read_request(headers: list[Header], body_bytes: int) -> Request:
@@ -44,17 +67,18 @@ def read_request(headers: list[Header], body_bytes: int) -> Request:
         )
     get = fields.get
     path = fields[b":path"].decode("utf-8", "replace")
+    device = path[len(DEVICE_PATH) :] if path.startswith(DEVICE_PATH) else ""
     return Request(
-        fields[b":method"].decode("utf-8", "replace"),
-        path,
-        path[len(DEVICE_PATH) :] if path.startswith(DEVICE_PATH) else "",
+        _shared_text(fields[b":method"]) or "",
+        "" if device else path,
+        device,
         _text(get(b"apns-id")),
-        _text(get(b"apns-topic")),
-        _text(get(b"apns-push-type")),
-        _text(get(b"apns-priority")),
+        _shared_text(get(b"apns-topic")),
+        _shared_text(get(b"apns-push-type")),
+        _shared_text(get(b"apns-priority")),
         _text(get(b"apns-expiration")),
         get(b"apns-collapse-id"),
-        get(b"authorization"),
+        _shared_token(get(b"authorization")),
         body_bytes,
         duplicates,
     )

@@ -27,9 +27,7 @@ def ready(simulator_process: SimulatorProcess) -> Ready:
 def apns(simulator_process: SimulatorProcess) -> SimulatorClient:
     """The control client of a simulator that has forgotten everything, connections included."""
     client = simulator_process.client
-    client.act("drop")
-    client.wait(at_most={"connections_open": 0})
-    client.reset()
+    client.reset("connections", "traffic", "devices", "scripts", "config")
     return client
 
 
@@ -40,6 +38,7 @@ async def connect(apns: SimulatorClient, ready: Ready) -> AsyncIterator[Connect]
     async def new(**options: Any) -> Peer:
         peer = await Peer.connect(ready, **options)
         peers.append(peer)
+        await peer.until(lambda: peer.settings)  # now the simulator knows the connection too
         return peer
 
     yield new

@@ -107,7 +107,7 @@ async def test_what_is_checked_can_be_told(connect: Connect, apns: SimulatorClie
         topics=["com.example.shop"], device_token_lengths=[64], require_push_type=True, payload_limit=10
     )
     peer = await connect()
-    shop = {"apns_topic": "com.example.shop", "body": b"x"}
+    shop: dict[str, Any] = {"apns_topic": "com.example.shop", "body": b"x"}
     assert (await peer.ask(**shop)).status == 200
     assert (await peer.ask()).reason == "TopicDisallowed"
     assert (await peer.ask(**shop | {"device": "abcd"})).reason == "BadDeviceToken"

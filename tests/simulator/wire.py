@@ -75,10 +75,16 @@ class Peer:
 
     @classmethod
     async def connect(
-        cls, ready: Ready, settings: dict[int, int] | None = None, window: int = 0, **tls: Any
+        cls,
+        ready: Ready,
+        settings: dict[int, int] | None = None,
+        window: int = 0,
+        acknowledge_settings: bool = True,
+        **tls: Any,
     ) -> "Peer":
         reader, writer = await open_tls(ready, **tls)
         peer = cls(ready, reader, writer)
+        peer.acknowledge_settings = acknowledge_settings
         peer.send(frames.PREFACE, frames.settings(settings or {}))
         if window:
             peer.send(frames.window_update(0, window))
