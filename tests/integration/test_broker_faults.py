@@ -8,18 +8,18 @@ import os
 import resource
 import ssl
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
 from structlog.testing import capture_logs
 
+from deploy.local.certificates import Certificates
 from relay.broker import BrokerUnavailable
 from relay.model import PUBLISHED, Left
 from tests.integration.amqp_proxy import AmqpProxy
-from tests.integration.certificates import Authority
 from tests.integration.publishing import Queues, eventually, looking_at, publish_side, row, rows
+from tests.support.broker import Broker
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def exchange() -> str:
 
 
 @pytest.fixture
-async def queues(broker: Any, exchange: str) -> AsyncIterator[Queues]:
+async def queues(broker: Broker, exchange: str) -> AsyncIterator[Queues]:
     async with looking_at(broker.url, exchange) as looking:
         yield looking
 
@@ -38,7 +38,7 @@ def all_left(verdicts: list[Any]) -> bool:
 
 
 async def test_a_connection_cut_in_flight_leaves_its_rows_and_the_next_batch_goes_through(
-    broker: Any, exchange: str, queues: Queues
+    broker: Broker, exchange: str, queues: Queues
 ) -> None:
     async with AmqpProxy(broker.url) as proxy, publish_side(proxy.url, exchange) as side:
         queue = await queues.bind()
@@ -58,7 +58,7 @@ async def test_a_connection_cut_in_flight_leaves_its_rows_and_the_next_batch_goe
 
 
 async def test_twenty_lost_connections_in_a_row_each_heal_within_one_backoff_step(
-    broker: Any, exchange: str, queues: Queues
+    broker: Broker, exchange: str, queues: Queues
 ) -> None:
     """JasperFx/wolverine#1430, mosquito/aio-pika#577: dead after a restart until the process restarts."""
     async with AmqpProxy(broker.url) as proxy, publish_side(proxy.url, exchange) as side:
@@ -79,7 +79,7 @@ async def test_twenty_lost_connections_in_a_row_each_heal_within_one_backoff_ste
 
 
 async def test_a_broker_that_is_away_burns_nothing_and_is_said_once(
-    broker: Any, exchange: str, queues: Queues
+    broker: Broker, exchange: str, queues: Queues
 ) -> None:
     """zarusz/SlimMessageBus#459; AMQP.md E8."""
     loop = asyncio.get_running_loop()
@@ -107,7 +107,7 @@ async def test_a_broker_that_is_away_burns_nothing_and_is_said_once(
 
 
 async def test_a_silent_broker_ends_the_batch_at_its_deadline_and_the_connection_soon_after(
-    broker: Any, exchange: str, queues: Queues
+    broker: Broker, exchange: str, queues: Queues
 ) -> None:
     """mosquito/aio-pika#46, ag2ai/faststream#1579: publish hangs for ever while packets are dropped."""
     loop = asyncio.get_running_loop()
@@ -155,7 +155,7 @@ async def test_a_black_hole_bounds_connecting_and_closing(scheme: str) -> None:
 
 
 async def test_close_is_bounded_when_the_broker_is_frozen_with_a_full_socket(
-    broker: Any, exchange: str, queues: Queues
+    broker: Broker, exchange: str, queues: Queues
 ) -> None:
     async with AmqpProxy(broker.url) as proxy, publish_side(proxy.url, exchange) as side:
         await queues.bind()
@@ -209,20 +209,20 @@ async def _reconnect(count: int, url: str, exchange: str) -> None:
     assert errors == []
 
 
-async def test_many_reconnects_leak_no_task_no_socket_and_no_memory(broker: Any, exchange: str) -> None:
+async def test_many_reconnects_leak_no_task_no_socket_and_no_memory(broker: Broker, exchange: str) -> None:
     """mosquito/aio-pika#668, #433, #628."""
     await _reconnect(100, broker.url, exchange)
 
 
 @pytest.mark.slow
 async def test_five_hundred_reconnects_leak_no_task_no_socket_and_no_memory(
-    broker: Any, exchange: str
+    broker: Broker, exchange: str
 ) -> None:
     await _reconnect(500, broker.url, exchange)
 
 
 async def test_an_exchange_of_another_type_is_a_clear_error_and_heals_when_it_is_put_right(
-    exchange: str, broker: Any, queues: Queues
+    exchange: str, broker: Broker, queues: Queues
 ) -> None:
     await queues.channel.declare_exchange(exchange, "fanout", durable=True)
     with capture_logs() as logs:
@@ -239,7 +239,7 @@ async def test_an_exchange_of_another_type_is_a_clear_error_and_heals_when_it_is
 
 
 async def test_an_exchange_that_is_not_ours_to_declare_must_exist(
-    exchange: str, broker: Any, queues: Queues
+    exchange: str, broker: Broker, queues: Queues
 ) -> None:
     async with publish_side(broker.url, exchange, ready=False, declare_exchange=False) as side:
         with pytest.raises(BrokerUnavailable, match="declaring it is turned off"):
@@ -250,7 +250,7 @@ async def test_an_exchange_that_is_not_ours_to_declare_must_exist(
 
 
 @pytest.mark.parametrize("name", ["", "amq.topic"])
-async def test_the_brokers_own_exchanges_are_not_declared(name: str, broker: Any, queues: Queues) -> None:
+async def test_the_brokers_own_exchanges_are_not_declared(name: str, broker: Broker, queues: Queues) -> None:
     queue = await queues.bind()
     async with publish_side(broker.url, name) as side:
         if name == "":
@@ -259,14 +259,14 @@ async def test_the_brokers_own_exchanges_are_not_declared(name: str, broker: Any
 
 @pytest.mark.parametrize("name", ["bad\x00name", "y" * 200])
 async def test_an_exchange_name_that_the_library_refuses_is_a_problem_not_a_crash(
-    name: str, broker: Any
+    name: str, broker: Broker
 ) -> None:
     async with publish_side(broker.url, name, ready=False) as side:
         with pytest.raises(BrokerUnavailable, match="exchange"):
             await side.publisher.ready(0.3)
 
 
-async def test_a_wrong_password_is_said_without_saying_it(broker: Any) -> None:
+async def test_a_wrong_password_is_said_without_saying_it(broker: Broker) -> None:
     url = (
         broker.url.replace("guest:guest", "guest:s3cret-word") if "guest:guest" in broker.url else broker.url
     )
@@ -280,7 +280,7 @@ async def test_a_wrong_password_is_said_without_saying_it(broker: Any) -> None:
 
 
 async def test_whatever_ends_the_keeper_is_raised_once_and_it_starts_again(
-    broker: Any, exchange: str, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, exchange: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """fedify-dev/fedify#581: one exception ends the loop for good."""
 
@@ -296,15 +296,16 @@ async def test_whatever_ends_the_keeper_is_raised_once_and_it_starts_again(
         await side.publisher.ready(2.0)
 
 
-async def test_tls_with_a_client_certificate(broker: Any, exchange: str, tmp_path: Path) -> None:
-    authority = Authority(tmp_path)
-    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=authority.ca)
-    server.load_cert_chain(*authority.issue("127.0.0.1"))
+async def test_tls_with_a_client_certificate(
+    broker: Broker, exchange: str, certificates: Certificates
+) -> None:
+    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=certificates.ca)
+    server.load_cert_chain(certificates.good.certificate, certificates.good.key)
     server.verify_mode = ssl.CERT_REQUIRED
-    client = ssl.create_default_context(cafile=authority.ca)
-    without = ssl.create_default_context(cafile=authority.ca)
-    stranger = ssl.create_default_context()
-    client.load_cert_chain(*authority.issue("relay"))
+    client, without = (ssl.create_default_context(cafile=certificates.ca) for _ in range(2))
+    stranger = ssl.create_default_context(cafile=certificates.other_ca)
+    for context in (client, stranger):
+        context.load_cert_chain(certificates.client.certificate, certificates.client.key)
     async with AmqpProxy(broker.url, tls=server) as proxy:
         async with publish_side(proxy.url, exchange, ssl_context=client) as side:
             async with looking_at(broker.url, exchange) as queues:

@@ -204,12 +204,16 @@ async def test_messages_and_publishing_survive_a_restart_of_the_broker(
 
         with capture_logs() as logs:
             task = asyncio.create_task(publishing())
-            for end in (server.kill, server.stop):
+            # Killed, then stopped as an operator does.
+            for end, start in (
+                (server.kill, server.start),
+                (lambda: server.admin.stop_app(), lambda: server.admin.start_app()),
+            ):
                 await asyncio.sleep(0.3)
                 before = len(published)
                 await asyncio.to_thread(end)
                 await eventually(lambda: not side.broker.connected, 5.0)
-                await asyncio.to_thread(server.start)
+                await asyncio.to_thread(start)
                 await eventually(lambda before=before: len(published) > before + 50, 10.0)
             stop.set()
             await task

@@ -15,6 +15,7 @@ from relay.model import PUBLISHED, Failed, Left, Nacked, Published, Rejected, Un
 from relay.publish import Publisher
 from tests.integration.amqp_proxy import AmqpProxy
 from tests.integration.publishing import Queues, Side, kinds, looking_at, publish_side, row, rows
+from tests.support.broker import Broker
 
 
 @pytest.fixture
@@ -23,13 +24,13 @@ def exchange() -> str:
 
 
 @pytest.fixture
-async def side(broker: Any, exchange: str) -> AsyncIterator[Side]:
+async def side(broker: Broker, exchange: str) -> AsyncIterator[Side]:
     async with publish_side(broker.url, exchange) as running:
         yield running
 
 
 @pytest.fixture
-async def queues(broker: Any, exchange: str, side: Side) -> AsyncIterator[Queues]:
+async def queues(broker: Broker, exchange: str, side: Side) -> AsyncIterator[Queues]:
     async with looking_at(broker.url, exchange) as looking:
         yield looking
         await looking.channel.exchange_delete(exchange) if hasattr(
@@ -70,7 +71,7 @@ async def test_no_binding_the_row_is_not_published_and_rebinding_delivers_it(
     assert await queues.ids(queue) == [lost.id]
 
 
-async def test_unroutable_counts_as_published_when_the_setting_says_so(broker: Any, exchange: str) -> None:
+async def test_unroutable_counts_as_published_when_the_setting_says_so(broker: Broker, exchange: str) -> None:
     async with publish_side(broker.url, exchange, unroutable="accept") as side:
         assert await side.publish(rows(3)) == [PUBLISHED] * 3
         assert side.seen.unroutable == [(exchange, True)] * 3
@@ -277,7 +278,7 @@ async def test_suspects_go_one_at_a_time(side: Side, queues: Queues) -> None:
 
 
 async def test_several_lanes_share_a_connection_and_nothing_else(
-    broker: Any, side: Side, queues: Queues
+    broker: Broker, side: Side, queues: Queues
 ) -> None:
     """One lane's bad rows close its own channel, never another's."""
     queue = await queues.bind()
@@ -297,7 +298,7 @@ async def test_several_lanes_share_a_connection_and_nothing_else(
 
 
 async def test_swallowed_confirms_end_the_batch_at_its_deadline_and_the_next_one_works(
-    broker: Any, exchange: str
+    broker: Broker, exchange: str
 ) -> None:
     """OpenSDN-io/community#129, mosquito/aio-pika#671: the confirm never comes; the channel stays bad."""
     async with (
@@ -333,7 +334,7 @@ async def test_swallowed_confirms_end_the_batch_at_its_deadline_and_the_next_one
 
 
 async def test_a_cancelled_publish_is_not_turned_into_an_outcome_and_its_channel_is_not_used_again(
-    broker: Any, exchange: str
+    broker: Broker, exchange: str
 ) -> None:
     async with (
         AmqpProxy(broker.url) as proxy,
@@ -354,7 +355,9 @@ async def test_a_cancelled_publish_is_not_turned_into_an_outcome_and_its_channel
         assert (await queues.ids(queue))[-3:] == [r.id for r in again]
 
 
-async def test_a_return_that_nobody_can_be_named_for_is_believed_of_none(broker: Any, exchange: str) -> None:
+async def test_a_return_that_nobody_can_be_named_for_is_believed_of_none(
+    broker: Broker, exchange: str
+) -> None:
     """A row whose header was lost on the way: what is not confirmed yet stays unpublished."""
     async with publish_side(broker.url, exchange) as side:
         link = side.broker.link
