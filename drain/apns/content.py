@@ -122,10 +122,9 @@ def _expiration(expires_at: datetime | None) -> int | None:
     if expires_at is None:
         return None
     # PostgreSQL's infinity and -infinity, as asyncpg gives them: without a zone.
-    naive = expires_at.replace(tzinfo=None)
-    if naive == datetime.max:
+    if expires_at.replace(tzinfo=UTC) == datetime.max.replace(tzinfo=UTC):
         return None
-    if naive == datetime.min:
+    if expires_at.replace(tzinfo=UTC) == datetime.min.replace(tzinfo=UTC):
         return 0
     if expires_at.tzinfo is None:
         raise _Invalid(f"expires_at {expires_at} has no time zone")

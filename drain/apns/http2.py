@@ -80,6 +80,7 @@ class ClientConnection:
         "_listener",
         "_owed",
         "_rest",
+        "_table_sizes",
         "highest_stream_id",
         "max_frame_size",
         "max_streams",
@@ -95,6 +96,8 @@ class ClientConnection:
         self._decoder = Decoder()
         self._decoder.max_header_list_size = MAX_HEADER_BLOCK
         self._rest = b""
+        self._table_sizes: list[int] = []
+        """What the peer's SETTINGS asked for since the last request."""
         self._block: bytearray | None = None
         self._block_stream = 0
         self._block_ended = False
@@ -140,6 +143,8 @@ class ClientConnection:
         The caller has checked `window` and `stream_window` against the body, and the limit of streams.
         """
         self.highest_stream_id = stream_id = self.highest_stream_id + 2
+        if self._table_sizes:
+            self._resize_table()
         block = self._encoder.encode(headers)
         size, length = len(block), len(body)
         self.window -= length
@@ -158,6 +163,13 @@ class ClientConnection:
             self._in_pieces(HEADERS, CONTINUATION, END_HEADERS, stream_id, block)
             self._in_pieces(DATA, DATA, END_STREAM, stream_id, body)
         return stream_id
+
+    def _resize_table(self) -> None:
+        """RFC 7541, 4.2: of several changes between two header blocks, tell the smallest size and the last."""
+        for size in (min(self._table_sizes), self._table_sizes[-1]):
+            if size != self._encoder.header_table_size:
+                self._encoder.header_table_size = size
+        self._table_sizes.clear()
 
     def _in_pieces(self, first: int, rest: int, last_flag: int, stream_id: int, data: bytes) -> None:
         limit = self.max_frame_size
@@ -269,7 +281,7 @@ class ClientConnection:
                     raise PeerError(ErrorCode.PROTOCOL_ERROR, f"MAX_FRAME_SIZE {value}")
                 self.max_frame_size = value
             elif name == HEADER_TABLE_SIZE:
-                self._encoder.header_table_size = min(value, MAX_TABLE)
+                self._table_sizes.append(min(value, MAX_TABLE))
         self.settled = True
         self.outgoing.append(frame(SETTINGS, ACK, 0, b""))
         self._listener.on_settings()

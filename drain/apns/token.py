@@ -121,6 +121,7 @@ class ProviderToken(AuthorizationHeaderProvider):
         earlier = _bucket(issued_at) if issued_at % BUCKET else issued_at - BUCKET
         if self._wall() - earlier <= MAX_AGE:
             self._adopt(earlier)
+            self._first_used = self._monotonic()  # Else the next push would go forward again at once.
 
     def _current_at(self, wall: float, now: float) -> Token:
         due = _bucket(wall)
