@@ -1,20 +1,37 @@
-"""One app of drain: its window, its gate, its connection to APNs, and what its answers mean."""
+"""One app of drain: its window, its gate, its connection to APNs, and what its answers mean for it."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import assert_never
 
 from common.logs import Logger, fingerprint
 from drain import events
-from drain.apns.content import InvalidDelivery, build_push
+from drain.apns.answers import (
+    ConfigError,
+    Failed,
+    GiveBack,
+    Outcome,
+    RefreshToken,
+    Retry,
+    Sent,
+    TokenDead,
+)
+from drain.apns.content import Delivery as Content
+from drain.apns.content import InvalidDelivery, make_push
 from drain.apns.model import Answered, MaybeDelivered, NoAnswer, Push, Reply
 from drain.apns.session import ApnsSession
-from drain.decide import Decision, decide, expiry_seconds, invalid
+from drain.decide import Decision, ended, expiry_seconds, released, settlement
 from drain.gate import Change, Gate
 from drain.metrics import DrainMetrics
 from drain.model import Delivery, Settlement
+
+BUSY_REST = 2.0
+"""Seconds without new claims after APNs said that it is busy (503): the whole app goes slower."""
+THROTTLED_DEVICES = 10_000
+"""Devices that are remembered as throttled at most."""
 
 
 @dataclass(slots=True)
@@ -41,24 +58,26 @@ class App:
     unsettled: int = 0
     hungry: bool = True
     next_poll: float = 0.0
+    rest_until: float = 0.0
     pushing: dict[str, Delivery] = field(default_factory=dict)
+    throttled: dict[str, float] = field(default_factory=dict)
 
     def wants(self, now: float) -> int:
         """Rows to claim now. A hungry app waits for room for a whole claim, so that claims stay few."""
-        free = self.window - self.unsettled
-        slots = min(self.claim_size, self.gate.slots(now, free))
+        if now < self.rest_until or (not self.session.connected and self.session.problem is not None):
+            return 0
+        slots = min(self.claim_size, self.gate.slots(now, self.window - self.unsettled))
         if slots <= 0:
             return 0
-        whole = min(self.claim_size, self.window)
-        if now >= self.next_poll or (self.hungry and (slots >= whole or self.gate.reason is not None)):
-            return slots
-        return 0
+        whole = slots >= min(self.claim_size, self.window) or self.gate.reason is not None
+        return slots if now >= self.next_poll or (self.hungry and whole) else 0
 
     def wakes_in(self, now: float, poll: float) -> float:
-        """Seconds until the clock alone makes this app want rows."""
-        due = max(self.next_poll, self.gate.until if self.gate.reason is not None else 0.0)
+        """Seconds until the clock alone can make this app want rows."""
         if self.wants(now) > 0:
             return 0.0
+        paused_until = self.gate.until if self.gate.reason is not None else 0.0
+        due = max(self.next_poll, paused_until, self.rest_until)
         return min(poll, due - now) if due > now else poll
 
     def claimed(self, now: float, asked: int, found: int) -> None:
@@ -75,27 +94,31 @@ class App:
         self.unsettled -= count
         self.metrics.in_flight.labels(self.name).set(self.unsettled)
 
-    def skip(self, settlement: Settlement) -> None:
+    def skip(self, what: Settlement) -> None:
         """Settle a row without a push."""
         self.gate.probe_undecided()
-        self.settle(settlement)
+        self.settle(what)
 
     def push(self, delivery: Delivery, lease_until: float) -> None:
         """Hand a row to the connection; its answer comes to :meth:`replied`."""
-        try:
-            push = build_push(delivery, self.topic)
-        except InvalidDelivery as error:
-            self.skip(invalid(delivery, str(error)))
+        now = asyncio.get_running_loop().time()
+        if (wait := self.throttled.get(delivery.device_token, 0.0) - now) > 0:
+            self.skip(released(delivery, "DeviceThrottled", wait))
+            return
+        push = make_push(content(delivery), self.topic)
+        if isinstance(push, InvalidDelivery):
+            self.skip(ended(delivery, "failed", push.reason))
+            self.failed(delivery, push.reason)
             return
         start_by = lease_until - self.start_margin
         if (left := expiry_seconds(delivery)) is not None:
-            start_by = min(start_by, asyncio.get_running_loop().time() + left)
+            start_by = min(start_by, now + left)
         self.pushing[push.notification_id] = delivery
         self.metrics.pushes.labels(self.name).inc()
         self.session.submit(push, start_by, self.replied)
 
     def replied(self, push: Push, reply: Reply) -> None:
-        """Turn APNs' answer into a settlement, and tell the gate."""
+        """Turn a reply into a settlement, and tell the gate what it says about the app."""
         delivery = self.pushing.pop(push.notification_id)
         match reply:
             case Answered():
@@ -104,33 +127,99 @@ class App:
                 self.metrics.maybe.labels(self.name).inc()
             case _:
                 pass
-        self.settle(decide(delivery, reply, self.decision, self))
-
-    def paused_by(self, reason: str, rest: float | None = None) -> None:
-        """The configuration was refused."""
         now = asyncio.get_running_loop().time()
-        self.announce(self.gate.refused(reason, now, rest))
+        outcome = self.decision.outcome(
+            delivery, reply, probe=self.gate.probing, app_works=self.gate.works(now)
+        )
+        outcome = self.weigh(delivery, outcome, now)
+        what = settlement(delivery, reply, outcome)
+        if isinstance(outcome, ConfigError):
+            # The probe's row comes back with the next probe; behind it, so that another row is tried first.
+            what = replace(what, delay=max(0.0, self.gate.until - now))
+        self.settle(what)
 
-    def accepted(self) -> None:
-        """The configuration was accepted."""
-        self.announce(self.gate.accepted())
+    def weigh(self, delivery: Delivery, outcome: Outcome, now: float) -> Outcome:
+        """Tell the gate; a token that is called bad among many such is given back instead of marked dead."""
+        match outcome:
+            case Sent():
+                self.announce(self.gate.accepted(now))
+            case Failed(reason):
+                self.gate.probe_undecided()
+                self.failed(delivery, reason)
+            case TokenDead(reason, _, suspect):
+                if suspect and (self.gate.reason is not None or self.gate.bad_token(delivery.device_token)):
+                    self.announce(self.gate.refused(f"many device tokens at once: {reason}", now))
+                    return GiveBack(reason, 0.0)
+                self.token_dead(delivery, reason)
+                if not suspect:
+                    self.announce(self.gate.accepted(now))
+            case ConfigError(reason, _):
+                self.announce(self.gate.refused(reason, now))
+            case Retry(_, delay, scope):
+                self.gate.probe_undecided()
+                if scope == "app":
+                    self.rest_until = now + min(delay, BUSY_REST)
+                elif scope == "device":
+                    self.throttle(delivery.device_token, now, now + delay)
+            case GiveBack() | RefreshToken():
+                self.gate.probe_undecided()
+            case _:
+                assert_never(outcome)
+        return outcome
+
+    def throttle(self, device_token: str, now: float, until: float) -> None:
+        """APNs has too much for this device: its other rows wait as well, other devices go on."""
+        if len(self.throttled) >= THROTTLED_DEVICES:
+            self.throttled = {token: end for token, end in self.throttled.items() if end > now}
+        if len(self.throttled) < THROTTLED_DEVICES:
+            self.throttled[device_token] = until
 
     def announce(self, change: Change) -> None:
         """Say what happened to the gate."""
-        self.metrics.paused.labels(self.name).set(int(self.gate.reason is not None))
         match change:
             case Change.PAUSED:
+                self.metrics.paused.labels(self.name).set(1)
                 self.session.recall(f"app paused: {self.gate.reason}")
                 self.logger.emit(events.APP_PAUSED, app=self.name, reason=self.gate.reason)
             case Change.STILL_PAUSED:
                 self.logger.emit(events.APP_STILL_PAUSED, app=self.name, reason=self.gate.reason)
             case Change.RESUMED:
+                self.metrics.paused.labels(self.name).set(0)
                 self.logger.emit(events.APP_RESUMED, app=self.name)
                 self.wake()
             case Change.NONE:
                 pass
 
+    def failed(self, delivery: Delivery, reason: str) -> None:
+        """Say that a row failed for good."""
+        self.logger.emit(
+            events.DELIVERY_FAILED,
+            app=self.name,
+            id=delivery.id,
+            notification_id=str(delivery.notification_id),
+            device=fingerprint(delivery.device_token),
+            reason=reason,
+        )
 
-def token_hash(delivery: Delivery) -> str:
-    """A device token for the logs."""
-    return fingerprint(delivery.device_token)
+    def token_dead(self, delivery: Delivery, reason: str) -> None:
+        """Say that a device token died."""
+        self.logger.emit(
+            events.TOKEN_DEAD,
+            app=self.name,
+            id=delivery.id,
+            device=fingerprint(delivery.device_token),
+            reason=reason,
+        )
+
+
+def content(delivery: Delivery) -> Content:
+    """The fields that become a request."""
+    return Content(
+        delivery.notification_id,
+        delivery.device_token,
+        delivery.push_type,
+        delivery.priority,
+        delivery.collapse_id,
+        delivery.expires_at,
+        delivery.payload,
+    )

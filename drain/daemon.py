@@ -28,6 +28,7 @@ from common.probes import Health, ProbeServer
 from common.prune import DAY, PrunePace, Pruner, Retention, lock_key
 from common.schema import qualify
 from drain import events, sql
+from drain.apns.answers import RetryPolicy
 from drain.apns.model import PRODUCTION_HOST, SANDBOX_HOST, ApnsTarget, SessionLimits
 from drain.apns.session import ApnsSession
 from drain.apns.token import ProviderTokens
@@ -139,7 +140,9 @@ class Daemon:
         lifecycle.start("observer", self.observer.run())
         lifecycle.start("loop-lag", lifecycle.watch_loop_lag())
         lifecycle.start("sample", self.sample())
-        lifecycle.start("stall", lifecycle.watch_stall(shared.stalled_exit, lambda: self.observer.last_contact))
+        lifecycle.start(
+            "stall", lifecycle.watch_stall(shared.stalled_exit, lambda: self.observer.last_contact)
+        )
         self.health.started = True
         self.logger.emit(
             common_events.STARTED,
@@ -165,7 +168,7 @@ class Daemon:
             self.metrics,
             self.logger,
         )
-        decision = Decision(drain.max_attempts, drain.retry_base, drain.retry_cap)
+        decision = Decision(drain.max_attempts, RetryPolicy(base=drain.retry_base, cap=drain.retry_cap))
         self.apps: dict[str, App] = {}
         for name, app in drain.apps.items():
             try:

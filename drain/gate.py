@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 
 from common.backoff import Backoff
 
+WORKING_SECONDS = 60.0
+"""After an accepted push an app counts as rightly configured for this long."""
+
 
 class Change(enum.Enum):
     """What an answer did to the gate."""
@@ -37,7 +40,14 @@ class Gate:
     """Why the app is paused, or None."""
     until: float = 0.0
     probing: bool = False
+    accepted_at: float | None = None
     bad_tokens: set[str] = field(default_factory=set)
+
+    def works(self, now: float) -> bool:
+        """APNs accepted a push of this app a moment ago."""
+        return (
+            self.reason is None and self.accepted_at is not None and now - self.accepted_at < WORKING_SECONDS
+        )
 
     def slots(self, now: float, free: int) -> int:
         """Rows that may be claimed now: all that is free, one probe, or none."""
@@ -56,8 +66,9 @@ class Gate:
         """The probe's row said nothing about the configuration (given back, expired, no answer)."""
         self.probing = False
 
-    def accepted(self) -> Change:
-        """APNs took a push, or refused one for a reason that a right configuration can get."""
+    def accepted(self, now: float) -> Change:
+        """APNs took a push, or answered what only a right configuration gets."""
+        self.accepted_at = now
         self.bad_tokens.clear()
         self.probing = False
         if self.reason is None:
@@ -66,15 +77,15 @@ class Gate:
         self.backoff.reset()
         return Change.RESUMED
 
-    def refused(self, reason: str, now: float, rest: float | None = None) -> Change:
-        """APNs refused the configuration; ``rest`` is a given pause in place of the backoff."""
+    def refused(self, reason: str, now: float) -> Change:
+        """APNs refused the configuration: rest, longer each time the probe is refused again."""
         if self.reason is not None and not self.probing:
             return Change.NONE  # pushes that were in flight when the pause began
         change = Change.PAUSED if self.reason is None else Change.STILL_PAUSED
         self.reason = reason
         self.probing = False
-        delay = self.backoff.next()
-        self.until = now + (delay if rest is None else max(delay, rest))
+        self.bad_tokens.clear()
+        self.until = now + self.backoff.next()
         return change
 
     def bad_token(self, token: str) -> bool:

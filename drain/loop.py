@@ -21,7 +21,7 @@ from common.outage import Outage
 from drain import events
 from drain.app import App
 from drain.claim import Claimer, Lease
-from drain.decide import before_push
+from drain.decide import before_push, released
 from drain.metrics import DrainMetrics
 from drain.model import Delivery, Settlement
 from drain.settings import DrainSettings
@@ -99,7 +99,7 @@ class Loop:
             superseded, waiting = await self.claimer.check_siblings(lease.deliveries)
         except BaseException:
             for delivery in lease.deliveries:
-                self.settle(release(delivery, "SiblingsUnknown"))
+                self.settler.add(released(delivery, "SiblingsUnknown"))
             raise
         for delivery in lease.deliveries:
             app = self.apps[delivery.app]
@@ -113,10 +113,6 @@ class Loop:
                 app.push(delivery, lease.until)
             else:
                 app.skip(settlement)
-
-    def settle(self, settlement: Settlement) -> None:
-        """Hand one outcome over to be written."""
-        self.settler.add(settlement)
 
     def settled(self, rows: Sequence[Settlement]) -> None:
         """Rows left the window, whether the write matched them or not."""
@@ -134,10 +130,3 @@ class Loop:
         reclaimed = [delivery for delivery in deliveries if delivery.reclaimed]
         if reclaimed:
             self.logger.emit(events.RECLAIMED, rows=len(reclaimed), ids=[row.id for row in reclaimed[:10]])
-
-
-def release(delivery: Delivery, why: str, delay: float = 0.0) -> Settlement:
-    """Give a row back untouched: due again after ``delay``, its attempt returned."""
-    return Settlement(
-        delivery, "pending", "given_back", "drain", reason=why, delay=delay, give_back=True
-    )

@@ -9,23 +9,12 @@ from collections.abc import Iterable, Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from common.metrics import FAST
+from drain.apns.answers import REASON_CLASSES as APNS_CLASSES
+from drain.decide import OWN
 from drain.model import Delivery, Settlement
 
 OUTCOMES = ("sent", "failed", "expired", "superseded", "retry", "given_back")
-REASON_CLASSES = (
-    "none",
-    "token",
-    "row",
-    "config",
-    "auth",
-    "throttled",
-    "server",
-    "connection",
-    "maybe_delivered",
-    "no_answer",
-    "not_sent",
-    "drain",
-)
+REASON_CLASSES = (*APNS_CLASSES, OWN)
 AGE = (0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 180, 600, 3600)
 
 
