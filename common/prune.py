@@ -106,7 +106,16 @@ class Pruner:
     async def prune_batch(self, retention: Retention) -> int | None:
         """Delete one batch and return its size; None when another process prunes now."""
         async with self._database.connection() as connection, connection.transaction():
-            if not await connection.fetchval(TRY_PRUNE_LOCK, self._key):
-                return None
-            answer = await connection.execute(retention.statement, retention.seconds, self._pace.batch)
-            return int(answer.rpartition(" ")[2])
+            return await prune_batch(
+                connection, self._key, retention.statement, retention.seconds, self._pace.batch
+            )
+
+
+async def prune_batch(
+    connection: asyncpg.Connection, key: int, statement: str, seconds: float, batch: int
+) -> int | None:
+    """Delete one batch within the caller's transaction and return its size; None when another process prunes now."""
+    if not await connection.fetchval(TRY_PRUNE_LOCK, key):
+        return None
+    answer = await connection.execute(statement, seconds, batch)
+    return int(answer.rpartition(" ")[2])

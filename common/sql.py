@@ -86,3 +86,31 @@ OLDEST_TRANSACTION = """
 SELECT min(xact_start) FROM pg_stat_activity
 WHERE datname = current_database() AND backend_xmin IS NOT NULL AND pid <> pg_backend_pid()
 """
+
+# No table. True on a standby, after a failover, and where the role's or the database's default refuses writes.
+READ_ONLY = "SELECT pg_is_in_recovery() OR current_setting('default_transaction_read_only')::boolean"
+
+# pg_namespace, pg_class, pg_attribute by name; asks nothing of the tables themselves, so it answers whatever the role
+# may do. $1 schema; for each privilege $2 table, $3 privilege, $4 column (null: the whole table).
+# Returns those that the role lacks; a table that is not there counts as lacking.
+LACKING_PRIVILEGES = """
+SELECT want.table_name, want.privilege, want.column_name
+FROM unnest($2::text[], $3::text[], $4::text[]) WITH ORDINALITY
+    AS want (table_name, privilege, column_name, position)
+LEFT JOIN pg_namespace AS n ON n.nspname = $1
+LEFT JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = want.table_name
+WHERE NOT coalesce(CASE WHEN want.column_name IS NULL THEN has_table_privilege(c.oid, want.privilege)
+                        ELSE has_table_privilege(c.oid, want.privilege)
+                            OR has_column_privilege(c.oid, want.column_name, want.privilege) END, false)
+ORDER BY want.position
+"""
+
+# pg_namespace by name. $1 schema.
+SCHEMA_USAGE = "SELECT has_schema_privilege(oid, 'USAGE') FROM pg_namespace WHERE nspname = $1"
+
+# One row of a system view: this very session, as the server sees it.
+SESSION = """
+SELECT current_setting('server_version_num')::integer AS version, current_setting('server_version') AS version_text,
+    current_user AS role, pg_backend_pid() AS pid, clock_timestamp() AS now,
+    (SELECT s.version || ' ' || s.cipher FROM pg_stat_ssl AS s WHERE s.pid = pg_backend_pid() AND s.ssl) AS tls
+"""

@@ -1,0 +1,67 @@
+"""The rows that a command will touch: read once, stated, and then written by their ids.
+
+What is written is what was stated: rows that come meanwhile are not touched, rows that changed meanwhile fail the
+check in the write.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import asyncpg
+
+from common.cli import Step
+
+FETCH = 5000
+"""Rows of one round trip."""
+
+
+class Selection:
+    """The rows that a command will touch: their ids, and how many there are of each group."""
+
+    def __init__(self) -> None:
+        self.ids: array[int] = array("q")
+        self.groups: Counter[tuple[Any, ...]] = Counter()
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def steps(self, statement: str, size: int, *arguments: Any) -> Step:
+        """Return the step that writes them in id order. ``statement`` takes a list of ids as $1, checks again that
+        a row is as it was selected, and returns one number: the rows written."""
+        ids = array("q", sorted(self.ids))
+        position = 0
+
+        async def step(connection: asyncpg.Connection) -> tuple[int, bool]:
+            nonlocal position
+            part = ids[position : position + size].tolist()
+            written = await connection.fetchval(statement, part, *arguments)
+            position += size
+            return int(written), position < len(ids)
+
+        return step
+
+
+async def select(
+    connection: asyncpg.Connection,
+    statement: str,
+    arguments: Sequence[Any],
+    group: Callable[..., tuple[Any, ...]],
+) -> Selection:
+    """Read the id (first column) and the group of every row that a statement returns, 8 bytes for each row.
+
+    Args:
+        group: makes the group of the other columns; all rows of a group are counted together.
+    """
+    selection = Selection()
+    async with connection.transaction(readonly=True):
+        # Conditions on parameters that are null fold away only in a plan made for these parameters.
+        await connection.execute("SET LOCAL plan_cache_mode = force_custom_plan")
+        cursor = await connection.cursor(statement, *arguments)
+        while records := await cursor.fetch(FETCH):
+            selection.ids.extend(record[0] for record in records)
+            selection.groups.update(group(*list(record)[1:]) for record in records)
+    return selection
