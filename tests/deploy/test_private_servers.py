@@ -23,9 +23,6 @@ from deploy.local.rabbitmq import PrivateRabbit, greets
 from deploy.local.supervise import REPOSITORY, clean_environment
 from tests.support.broker import Broker
 
-# One worker for all of them: each module's broker costs six seconds.
-pytestmark = pytest.mark.xdist_group("private servers")
-
 
 def naming(text: str) -> list[int]:
     """Processes that have this text in their command line."""
