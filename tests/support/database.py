@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import secrets
 import time
@@ -72,6 +73,47 @@ class Database:
     def value(self, statement: str, parameters: Sequence[Any] | None = None) -> Any:
         """The first column of the first row of :meth:`run`."""
         return next(iter(self.run(statement, parameters)[0].values()))
+
+    async def fetch(self, statement: str, *arguments: Any) -> list[asyncpg.Record]:
+        """Run one statement on a connection of its own; ``{schema}`` is the schema, arguments are ``$1`` …"""
+        async with self.session() as connection:
+            records: list[asyncpg.Record] = await connection.fetch(
+                statement.replace("{schema}", self.schema), *arguments
+            )
+            return records
+
+    async def fetchval(self, statement: str, *arguments: Any) -> Any:
+        """The first column of the first row of :meth:`fetch`."""
+        return (await self.fetch(statement, *arguments))[0][0]
+
+    async def until(self, statement: str, *arguments: Any, timeout: float = 30.0) -> None:
+        """Wait until a statement's first column is true.
+
+        Raises:
+            AssertionError: it was not in time; with the statement.
+        """
+        deadline = time.monotonic() + timeout
+        async with self.session() as connection:
+            while not await connection.fetchval(statement.replace("{schema}", self.schema), *arguments):
+                assert time.monotonic() < deadline, f"not true within {timeout:g} s: {statement}"
+                await asyncio.sleep(0.03)
+
+    async def enqueue_events(self, count: int, *, key: str = "NULL", body: str = "'{}'") -> None:
+        """Write events in one transaction; ``key`` and ``body`` are SQL over ``n`` from 1 to ``count``."""
+        await self.fetch(
+            f"""SELECT count({{schema}}.enqueue_event('order', n::text, 'order.placed', ({body})::jsonb,
+                    ordering_key => {key})) FROM generate_series(1, $1::int) AS n""",
+            count,
+        )
+
+    async def enqueue_deliveries(self, count: int, *, app: str = "shop", more: str = "") -> None:
+        """Write deliveries to as many devices; ``more`` are further named arguments, SQL over ``n``."""
+        await self.fetch(
+            f"""SELECT count({{schema}}.enqueue_delivery('{app}', lpad(to_hex(n), 64, '0'),
+                    '{{"aps": {{"alert": "hello"}}}}'::jsonb{", " + more if more else ""}))
+                FROM generate_series(1, $1::int) AS n""",
+            count,
+        )
 
     def sessions(self, application_name: str | None = None) -> list[dict[str, Any]]:
         """Backends in this database other than the administration's: pid, application_name, state, query."""
