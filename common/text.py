@@ -67,7 +67,8 @@ def age(seconds: float | None) -> str:
         return f"{max(0.0, seconds):.1f} s" if seconds < 10 else f"{whole} s"
     for name, size, below, unit in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
         if whole >= size:
-            return f"{whole // size} {name} {whole % size // unit} {below}"
+            rest = whole % size // unit
+            return f"{whole // size} {name}" + (f" {rest} {below}" if rest else "")
     return f"{whole} s"
 
 

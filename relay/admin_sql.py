@@ -10,7 +10,11 @@ for the parameters at hand (plan_cache_mode = force_custom_plan).
 
 from common.sql import CAP
 
-KEYS = 1000
+SAMPLE = 5000
+"""Rows of each source that a status tells apart by exchange: the oldest ones."""
+PARKED = 1000
+"""Rows in quarantine that a status tells apart by error: the newest ones."""
+KEYS = 500
 """Ordering keys that a status looks at."""
 SHOWN_KEYS = 10
 BEHIND = 1000
@@ -19,24 +23,25 @@ BEHIND = 1000
 # ------------------------------------------------------------------------------------------------------------- status
 
 # Index: outbox_fresh, outbox_retry, outbox_keyed_age, each a capped range from its oldest row. No locks.
-# Rows in quarantine are not waiting. A keyed row that backs off is keyed here, as in the gauges.
+# A keyed row that backs off is keyed here, as in the gauges; one in quarantine is not waiting, yet uses up the sample.
 STATUS_EXCHANGES = f"""
-SELECT exchange, count(*) AS rows, min(created_at) AS oldest
+SELECT exchange, source, count(*) AS rows, min(created_at) AS oldest
 FROM (
-    (SELECT exchange, created_at FROM {{schema}}.outbox
+    (SELECT exchange, created_at, 'fresh' AS source FROM {{schema}}.outbox
         WHERE published_at IS NULL AND quarantined_at IS NULL AND next_attempt_at IS NULL AND ordering_key IS NULL
-        ORDER BY id LIMIT {CAP})
+        ORDER BY id LIMIT {SAMPLE})
     UNION ALL
-    (SELECT exchange, created_at FROM {{schema}}.outbox
+    (SELECT exchange, created_at, 'retrying' FROM {{schema}}.outbox
         WHERE published_at IS NULL AND quarantined_at IS NULL AND next_attempt_at IS NOT NULL
             AND ordering_key IS NULL
-        ORDER BY next_attempt_at LIMIT {CAP})
+        ORDER BY next_attempt_at LIMIT {SAMPLE})
     UNION ALL
-    (SELECT exchange, created_at FROM (SELECT exchange, created_at, quarantined_at FROM {{schema}}.outbox
+    (SELECT exchange, created_at, CASE WHEN quarantined_at IS NULL THEN 'keyed' ELSE 'parked' END
+        FROM {{schema}}.outbox
         WHERE published_at IS NULL AND ordering_key IS NOT NULL
-        ORDER BY id LIMIT {CAP}) AS keyed WHERE quarantined_at IS NULL)
+        ORDER BY id LIMIT {SAMPLE})
 ) AS waiting
-GROUP BY exchange
+GROUP BY exchange, source
 """
 
 # Index: outbox_published, backwards from the newest, at most CAP rows. No locks.
@@ -53,18 +58,19 @@ STATUS_LAST_PUBLISHED = """
 SELECT published_at FROM {schema}.outbox WHERE published_at IS NOT NULL ORDER BY published_at DESC LIMIT 1
 """
 
-# Index: outbox_quarantined, backwards from the newest, at most CAP rows. No locks.
+# Index: outbox_quarantined, backwards from the newest, at most PARKED rows. No locks.
 STATUS_QUARANTINED = f"""
 SELECT exchange, event_type, last_error, count(*) AS rows, min(quarantined_at) AS first, max(quarantined_at) AS last,
     array_agg(DISTINCT ordering_key) FILTER (WHERE ordering_key IS NOT NULL) AS keys
 FROM (SELECT exchange, event_type, last_error, quarantined_at, ordering_key FROM {{schema}}.outbox
     WHERE quarantined_at IS NOT NULL
-    ORDER BY quarantined_at DESC LIMIT {CAP}) AS newest
+    ORDER BY quarantined_at DESC LIMIT {PARKED}) AS newest
 GROUP BY exchange, event_type, last_error
 """
 
 # Index: outbox_keyed (ordering_key, id): a loose index scan over the heads of the first KEYS keys, the same steps as
-# relay.sql.CLAIM_HEADS takes. A key is blocked when its head is in quarantine or backs off. No locks.
+# relay.sql.CLAIM_HEADS takes, and one probe for the head of each key of $1: keys that have a row in quarantine.
+# A key is blocked when its head is in quarantine or backs off. No locks.
 STATUS_HEADS = f"""
 WITH RECURSIVE heads AS (
     (SELECT e.ordering_key, e.id, 1 AS visited FROM {{schema}}.outbox AS e
@@ -79,9 +85,16 @@ WITH RECURSIVE heads AS (
     WHERE heads.visited < {KEYS}
 ), scan AS MATERIALIZED (
     SELECT ordering_key, id FROM heads
+    UNION
+    SELECT h.ordering_key, h.id
+    FROM unnest($1::text[]) AS parked (ordering_key)
+    CROSS JOIN LATERAL (
+        SELECT e.ordering_key, e.id FROM {{schema}}.outbox AS e
+        WHERE e.published_at IS NULL AND e.ordering_key IS NOT NULL AND e.ordering_key = parked.ordering_key
+        ORDER BY e.ordering_key, e.id LIMIT 1) AS h
 )
 SELECT seen.visited, blocked.*
-FROM (SELECT count(*) AS visited FROM scan) AS seen
+FROM (SELECT count(*) AS visited FROM heads) AS seen
 LEFT JOIN (
     SELECT scan.ordering_key, o.id, o.quarantined_at, o.next_attempt_at, o.attempts, o.last_error
     FROM scan JOIN {{schema}}.outbox AS o ON o.id = scan.id

@@ -21,13 +21,16 @@ RATE_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class ExchangeStatus:
-    """One exchange. ``waiting`` counts within the CAP oldest rows of each source, ``quarantined`` the CAP newest."""
+    """One exchange. ``waiting`` is counted within the oldest SAMPLE rows of each source, ``quarantined`` within the
+    newest PARKED rows: a false ``*_complete`` says that there may be more."""
 
     exchange: str
     waiting: int
+    waiting_complete: bool
     oldest_created_at: datetime | None
     published_per_second: float
     quarantined: int
+    quarantined_complete: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,8 @@ async def read(connection: asyncpg.Connection, schema: str, default_exchange: st
         waiting = await connection.fetch(qualify(admin_sql.STATUS_EXCHANGES, schema))
         published = await connection.fetch(qualify(admin_sql.STATUS_RATE, schema), RATE_SECONDS)
         parked = await connection.fetch(qualify(admin_sql.STATUS_QUARANTINED, schema))
-        heads = await connection.fetch(qualify(admin_sql.STATUS_HEADS, schema))
+        parked_keys = sorted({key for row in parked for key in row["keys"] or ()})[: admin_sql.KEYS]
+        heads = await connection.fetch(qualify(admin_sql.STATUS_HEADS, schema), parked_keys)
         blocked = await blocked_keys(connection, schema, heads)
         last = await connection.fetchval(qualify(admin_sql.STATUS_LAST_PUBLISHED, schema))
         oldest_transaction = await connection.fetchval(common_sql.OLDEST_TRANSACTION)
@@ -113,7 +117,7 @@ async def read(connection: asyncpg.Connection, schema: str, default_exchange: st
         exchanges=by_exchange(waiting, published, parked, window, default_exchange),
         quarantine=by_error(parked),
         keys_visited=heads[0]["visited"],
-        keys_in_quarantine=len({key for row in parked for key in row["keys"] or ()}),
+        keys_in_quarantine=sum(1 for row in heads if row["id"] and row["quarantined_at"] is not None),
         keys_backing_off=sum(1 for row in heads if row["id"] and row["quarantined_at"] is None),
         blocked_keys=blocked,
     )
@@ -157,12 +161,24 @@ def by_exchange(
     for kind, found in (("waiting", waiting), ("published", published), ("parked", parked)):
         for row in found:
             name = row["exchange"] or default_exchange
-            counts[name][kind] += row["rows"]
-            if kind == "waiting":
+            if kind != "waiting" or row["source"] != "parked":
+                counts[name][kind] += row["rows"]
+            if kind == "waiting" and row["source"] != "parked":
                 oldest[name] = min(row["oldest"], oldest.get(name, row["oldest"]))
+    sources: Counter[str] = Counter()
+    for row in waiting:
+        sources["keyed" if row["source"] == "parked" else row["source"]] += row["rows"]
+    waiting_complete = max(sources.values(), default=0) < admin_sql.SAMPLE
+    parked_complete = sum(row["rows"] for row in parked) < admin_sql.PARKED
     return [
         ExchangeStatus(
-            name, count["waiting"], oldest.get(name), round(count["published"] / window, 1), count["parked"]
+            exchange=name,
+            waiting=count["waiting"],
+            waiting_complete=waiting_complete,
+            oldest_created_at=oldest.get(name),
+            published_per_second=round(count["published"] / window, 1),
+            quarantined=count["parked"],
+            quarantined_complete=parked_complete,
         )
         for name, count in sorted(counts.items())
     ]

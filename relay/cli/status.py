@@ -74,10 +74,10 @@ def show_exchanges(command: Command, status: Status, now: datetime) -> None:
         (
             (
                 exchange.exchange,
-                capped(exchange.waiting, CAP),
+                str(exchange.waiting) + ("" if exchange.waiting_complete else "+"),
                 age(since(exchange.oldest_created_at, now)),
                 f"{exchange.published_per_second:g}",
-                capped(exchange.quarantined, CAP),
+                str(exchange.quarantined) + ("" if exchange.quarantined_complete else "+"),
             )
             for exchange in status.exchanges
         ),
@@ -89,7 +89,8 @@ def show_quarantine(command: Command, status: Status, now: datetime) -> None:
     """Print the table of errors."""
     if not status.quarantine:
         return
-    command.say("")
+    seen = sum(kind.rows for kind in status.quarantine)
+    command.say("", *([f"of the newest {seen} rows in quarantine:"] if seen >= admin_sql.PARKED else []))
     command.show(
         ("QUARANTINED", "FIRST", "LAST", "EVENT TYPES", "ERROR"),
         (
@@ -110,11 +111,10 @@ def show_keys(command: Command, status: Status, now: datetime) -> None:
     """Print the blocked ordering keys."""
     if not status.keys_in_quarantine and not status.keys_backing_off:
         return
-    whole = status.keys_visited < admin_sql.KEYS
-    scope = "" if whole else f" (backing off: of the first {admin_sql.KEYS} keys)"
+    least = "" if status.keys_visited < admin_sql.KEYS else "at least "  # more keys than were looked at
     command.say(
         "",
-        f"blocked keys: {status.keys_in_quarantine} by quarantine, {status.keys_backing_off} backing off{scope}",
+        f"blocked keys: {least}{status.keys_in_quarantine} by quarantine, {least}{status.keys_backing_off} backing off",
     )
     command.show(
         ("KEY", "ROW", "BLOCKED BY", "AGAIN IN", "BEHIND", "ERROR"),
