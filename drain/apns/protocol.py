@@ -23,6 +23,7 @@ class ConnectionOwner(Owner, Protocol):
     """What the session is told."""
 
     def ended(self, connection: ApnsConnection) -> None: ...
+    def wake_at(self, when: float) -> None: ...
 
 
 class ApnsConnection(APNsTLSClientProtocol):
@@ -90,6 +91,7 @@ class ApnsConnection(APNsTLSClientProtocol):
             return
         self.retiring = why
         self._drain_by = self.loop.time() + self._limits.drain_seconds
+        self._owner.wake_at(self._drain_by)
         self.stream_ended()
 
     def leave(self) -> None:

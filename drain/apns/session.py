@@ -136,7 +136,7 @@ class ApnsSession:
         else:
             self._ids.add(push.notification_id)
             self._queue.append(flight)
-            self._wake_at(start_by)
+            self.wake_at(start_by)
             self.room_made()
 
     def recall(self, why: str) -> None:
@@ -234,7 +234,7 @@ class ApnsSession:
                 if not any(taken):
                     break  # Streams are free, but no window is.
                 ready = [connection for connection in ready if not connection.is_busy]
-            self._wake_at(now + min(self.limits.push_timeout, self.limits.ping_interval))
+            self.wake_at(now + min(self.limits.push_timeout, self.limits.ping_interval))
         for connection in pool.open:
             connection.flush()
         if not self._queue:
@@ -242,7 +242,7 @@ class ApnsSession:
         else:
             if self._starved_since is None:
                 self._starved_since = now
-            self._wake_at(now + self.limits.grow_seconds)
+            self.wake_at(now + self.limits.grow_seconds)
         pool.look()
 
     def _look_at_key(self, pool: ApnsPool) -> None:
@@ -258,7 +258,8 @@ class ApnsSession:
     def _starving(self, now: float) -> bool:
         return self._starved_since is not None and now - self._starved_since >= self.limits.grow_seconds
 
-    def _wake_at(self, when: float) -> None:
+    def wake_at(self, when: float) -> None:
+        """Something is due then: look no later."""
         if when < self._timer_at and self._pool is not None:
             if self._timer is not None:
                 self._timer.cancel()
@@ -278,7 +279,7 @@ class ApnsSession:
             self._pool.close_idle()
             self._pool.look()
         due = min(due, self._drop_late(now))
-        self._wake_at(max(due, now + LEAST_TICK))
+        self.wake_at(max(due, now + LEAST_TICK))
 
     def _drop_late(self, now: float) -> float:
         """Push back what can no longer start in time; returns when the next one is late."""
