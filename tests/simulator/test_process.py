@@ -1,12 +1,17 @@
 """The program itself: READY line, options, signals, and what stays for the next start."""
 
+import dataclasses
 import signal
 import time
+import typing
 from pathlib import Path
 
 import pytest
 
+import deploy.simulator
 from deploy.simulator.__main__ import main
+from deploy.simulator.actions import ConnectionAction, RequestAction
+from deploy.simulator.config import Config
 from deploy.simulator.process import SimulatorProcess
 from tests.simulator.wire import Peer
 
@@ -86,3 +91,12 @@ def test_a_wrong_option_is_refused_by_name(
 def test_a_taken_port_is_said(simulator_process: SimulatorProcess) -> None:
     with pytest.raises(RuntimeError, match="exit status"):
         SimulatorProcess("--port", str(simulator_process.ready.port))
+
+
+def test_the_manual_names_every_field_and_action() -> None:
+    manual = (Path(deploy.simulator.__file__).parent / "README.md").read_text()
+    names = [field.name for field in dataclasses.fields(Config)]
+    for action in typing.get_args(RequestAction | ConnectionAction):
+        names += [str(field.default) for field in dataclasses.fields(action) if field.name == "do"]
+        names += [field.name for field in dataclasses.fields(action) if field.name != "do"]
+    assert [name for name in names if f"`{name}`" not in manual] == []

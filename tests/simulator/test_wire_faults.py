@@ -2,14 +2,17 @@
 
 import asyncio
 import json
+import select
+import socket
 import time
 
 import pytest
 
 from deploy.simulator import frames
 from deploy.simulator.client import SimulatorClient, step
+from deploy.simulator.process import Ready
 from tests.simulator.conftest import Connect
-from tests.simulator.wire import Peer
+from tests.simulator.wire import Peer, tls_context
 
 MANY = frames.SETTING_MAX_CONCURRENT_STREAMS
 
@@ -107,11 +110,16 @@ async def test_dropped_with_requests_in_flight(connect: Connect, apns: Simulator
     assert stats["delivered"] == (3 if policy == "delivered" else 0)
 
 
-async def test_a_request_drops_its_connection(peer: Peer, apns: SimulatorClient) -> None:
-    apns.next_requests(1, "drop", rst=False, delivered=False)
+@pytest.mark.parametrize("delivered", [None, False])
+@pytest.mark.parametrize("do", ["drop", "close"])
+async def test_a_request_ends_its_connection(
+    peer: Peer, apns: SimulatorClient, do: str, delivered: bool | None
+) -> None:
+    apns.next_requests(1, do, delivered=delivered)
     peer.push()
     await peer.gone()
-    assert apns.wait(at_most={"connections_open": 0})["outcomes"] == {"lost": 1}
+    stats = apns.wait(at_most={"connections_open": 0})
+    assert (stats["outcomes"], stats["delivered"]) == ({"lost": 1}, 1 if delivered is None else 0)
 
 
 async def test_stop_reading_and_resume(connect: Connect, apns: SimulatorClient) -> None:
@@ -125,15 +133,21 @@ async def test_stop_reading_and_resume(connect: Connect, apns: SimulatorClient) 
     assert (await peer.answer(stream)).status == 200
 
 
-async def test_a_peer_that_stops_reading_blocks_writes(connect: Connect, apns: SimulatorClient) -> None:
-    peer = await connect()
-    apns.act("stop_reading")
-    with pytest.raises(TimeoutError):
-        for _ in range(400):  # 27 MB, more than any buffer on the way
-            peer.send(frames.frame(frames.PING, 0, 0, b"x" * 8) * 4_000)
-            async with asyncio.timeout(0.3):
-                await peer.writer.drain()
-    assert apns.stats()["pings"] == 0
+def test_a_peer_that_stops_reading_blocks_writes(apns: SimulatorClient, ready: Ready) -> None:
+    with (
+        socket.create_connection((ready.host, ready.port), timeout=5) as plain,
+        tls_context(ready).wrap_socket(plain, server_hostname="localhost") as tls,
+    ):
+        tls.sendall(frames.PREFACE + frames.settings({}))
+        tls.recv(1000)
+        apns.act("stop_reading")
+        tls.settimeout(0.3)
+        pings = frames.frame(frames.PING, 0, 0, b"x" * 8) * 4_000
+        with pytest.raises(TimeoutError):
+            for _ in range(400):  # 27 MB, more than any buffer on the way
+                tls.sendall(pings)
+        assert select.select([], [tls], [], 0.3)[1] == [], "and it stays blocked"
+        assert apns.stats()["pings"] == 0
 
 
 async def test_stop_reading_for_a_while_in_the_middle_of_a_burst(peer: Peer, apns: SimulatorClient) -> None:
