@@ -149,7 +149,7 @@ class ApnsPool(APNsBaseConnectionPool):
         usable = self.usable()
         if len(self.connections) >= 2 * self.max_connections:
             return False  # Those that wait for answers must end first, at the latest at their drain deadline.
-        if not usable:
+        if all(connection.retiring is not None for connection in self.open):
             return True
         rested = now - self._last_opened >= self._limits.grow_seconds
         if len(usable) < self.max_connections and rested and self._starving(now):

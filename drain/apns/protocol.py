@@ -123,9 +123,12 @@ class ApnsConnection(APNsTLSClientProtocol):
     def data_received(self, data: bytes) -> None:
         """Frames, in whatever pieces; those that follow a GOAWAY too."""
         self.streams.now = self.loop.time()
-        self._ping_sent = None
-        if self.suspect:
+        if self._ping_sent is not None:
+            self._ping_sent = None
             self.suspect = False
+            limits = self._limits
+            again = limits.ping_interval if self.streams.flights else limits.idle_ping_interval
+            self._owner.wake_at(self.streams.now + again)
             self._owner.room_made()
         try:
             self.streams.http2.receive(data)
