@@ -1,6 +1,7 @@
 """``python -m migrations``: the schema's versions, from the command line.
 
-Environment: ``DATABASE_URL`` (a role that may create the schema) and ``DATABASE_SCHEMA`` (default relay_drain).
+Environment: ``DATABASE_URL`` (a role that may create the schema; ``DATABASE_URL_FILE`` and a file ``database_url``
+in ``SECRETS_DIR`` work too) and ``DATABASE_SCHEMA`` (default relay_drain).
 Exit codes: 0 done, 1 the database refused, 2 wrong use.
 """
 
@@ -10,7 +11,10 @@ import argparse
 import os
 import sys
 
+from common.errors import ConfigurationError
 from common.schema import check_identifier, quote_identifier
+from common.settings import SharedSettings, load
+from migrations.roles import ROLES, apply_roles, role_name, roles_sql
 
 
 def parser() -> argparse.ArgumentParser:
@@ -25,6 +29,8 @@ def parser() -> argparse.ArgumentParser:
     script = commands.add_parser("sql", help="print the SQL of an upgrade for a DBA, touching nothing")
     script.add_argument("revisions", nargs="?", default="head", help="TO or FROM:TO")
     commands.add_parser("current", help="print the schema's revision and what this program needs")
+    roles = commands.add_parser("roles", help="print the SQL that makes the roles of least privilege")
+    roles.add_argument("--apply", action="store_true", help="run it; again after every migration")
     wakeup = commands.add_parser("wakeup", help="make or drop the trigger that wakes idle relays")
     wakeup.add_argument("state", choices=["enable", "disable"])
     return top
@@ -78,11 +84,27 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.command == "sql":
         print(run.upgrade_sql(schema, arguments.revisions))
         return 0
-    database_url = os.environ.get("DATABASE_URL")
-    if not database_url:
-        print("DATABASE_URL is not set; e.g. postgresql://owner:secret@localhost/app", file=sys.stderr)
+    if arguments.command == "roles" and not arguments.apply:
+        print(roles_sql(schema))
+        return 0
+    try:
+        database_url = owner_url()
+    except ConfigurationError as error:
+        print(error, file=sys.stderr)
         return 2
     return execute(arguments, database_url, schema)
+
+
+def owner_url() -> str:
+    """The database, from the same sources as the daemons' (a secret file too), but never by default.
+
+    Raises:
+        ConfigurationError: none is given, or it can not be read.
+    """
+    settings = load(SharedSettings)
+    if "database_url" not in SharedSettings._sources:
+        raise ConfigurationError("DATABASE_URL is not set; e.g. postgresql://owner:secret@localhost/app")
+    return settings.database_url.get_secret_value()
 
 
 def execute(arguments: argparse.Namespace, database_url: str, schema: str) -> int:
@@ -108,6 +130,9 @@ def execute(arguments: argparse.Namespace, database_url: str, schema: str) -> in
             case "current":
                 found = current(database_url, schema) or "none"
                 print(f"schema {schema}: {found} (needed: {REQUIRED_REVISION})")
+            case "roles":
+                apply_roles(database_url, schema)
+                print("roles: " + ", ".join(role_name(schema, role) for role in ROLES))
             case "wakeup":
                 set_wakeup(database_url, schema, arguments.state == "enable")
                 print(f"wake-up trigger of schema {schema}: {arguments.state}d")
