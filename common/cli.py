@@ -26,8 +26,8 @@ import asyncpg
 from common.database import connect_arguments
 from common.entry import secrets
 from common.errors import RelayDrainError, SchemaMismatch
+from common.exits import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_SCHEMA, EXIT_SETTINGS
 from common.explain import describe_error
-from common.lifecycle import EXIT_FAILED, EXIT_SCHEMA, EXIT_SETTINGS
 from common.logs import configure
 from common.progress import Progress
 from common.schema import check_revision, read_revision
@@ -35,7 +35,6 @@ from common.settings import SharedSettings, Source
 from common.text import number, rows, table
 
 EXIT_REFUSED = EXIT_SETTINGS
-EXIT_INTERRUPTED = 130
 EXIT_CODES = (
     "exit codes: 0 done; 1 failed, declined, or a check says FAIL; 2 wrong use, refused settings, or a write without\n"
     "--yes and without a terminal to ask on; 3 the schema does not fit; 130 interrupted, whole batches are written"

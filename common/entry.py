@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import SecretStr
 
 from common import events
-from common.lifecycle import EXIT_SETTINGS
+from common.exits import EXIT_SETTINGS
 from common.logs import Logger, configure
 from common.settings import SharedSettings, Source, show, unknown_variables
 

@@ -1,8 +1,4 @@
-"""Life of a daemon: signals, inner tasks, event-loop lag, exit codes.
-
-Exit codes: 0 stopped on purpose · 1 an inner task died, the loop stalled, or the shutdown deadline passed ·
-2 settings refused · 3 the schema does not fit (a restart will not mend 2 and 3).
-"""
+"""Life of a daemon: signals, inner tasks, event-loop lag."""
 
 from __future__ import annotations
 
@@ -26,11 +22,6 @@ from common.outage import Outage
 from common.probes import Health
 from common.schema import check_revision, read_revision
 from common.settings import SharedSettings
-
-EXIT_OK = 0
-EXIT_FAILED = 1
-EXIT_SETTINGS = 2
-EXIT_SCHEMA = 3
 
 LAG_INTERVAL = 0.25
 

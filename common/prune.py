@@ -6,16 +6,20 @@ import asyncio
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import asyncpg
-from prometheus_client import Counter
 
 from common import events
 from common.backoff import Backoff
 from common.database import Database
-from common.lifecycle import Lifecycle
 from common.logs import Logger
 from common.outage import Outage
+
+if TYPE_CHECKING:
+    from prometheus_client import Counter
+
+    from common.lifecycle import Lifecycle
 
 DAY = 86400.0
 

@@ -11,16 +11,8 @@ from common import events as common_events
 from common.backoff import Backoff
 from common.database import Database
 from common.errors import ConfigurationError, SchemaMismatch
-from common.lifecycle import (
-    EXIT_FAILED,
-    EXIT_OK,
-    EXIT_SCHEMA,
-    EXIT_SETTINGS,
-    Lifecycle,
-    instance_name,
-    wait_for_schema,
-    within,
-)
+from common.exits import EXIT_FAILED, EXIT_OK, EXIT_SCHEMA, EXIT_SETTINGS
+from common.lifecycle import Lifecycle, instance_name, wait_for_schema, within
 from common.logs import Logger
 from common.metrics import DeliveryGauges, WorkerMetrics
 from common.observer import Observer, deliveries_look
