@@ -136,6 +136,8 @@ class Broker:
         if keeper is not None:
             keeper.cancel()
             await asyncio.wait({keeper}, timeout=timeout)
+            if keeper.done() and not keeper.cancelled():
+                keeper.exception()  # nobody asks `ready` any more
         link, self._link = self._link, None
         self._ready.clear()
         self._problem = "closed"

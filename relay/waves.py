@@ -18,6 +18,9 @@ from relay.model import PUBLISHED, Failed, Left, Nacked, OutboxRow, Unroutable, 
 # and one round trip is little beside such a transfer.
 ALONE_BYTES = 256 * 1024
 
+# Bodies of one write: what a batch holds in memory twice, once as rows and once as frames, stays small.
+WAVE_BYTES = 4 * 1024 * 1024
+
 _NOT_FOUND, _ACCESS_REFUSED = 404, 403
 
 
@@ -43,14 +46,18 @@ class Batch:
         self._pending: list[int] = []
         self.unroutable: list[str] = []  # exchange of each message that came back
         self._exchanges: set[str] = set()
-        self._plain = True  # no ordering key and no large body among the rows
+        self._plain = (
+            True  # no ordering key among the rows, no large body, and all of them fit into one write
+        )
+        size = 0
         for position, row in enumerate(rows):
             encoded = encoder.encode(row, frame_max)
             if isinstance(encoded, Message):
                 self._pending.append(position)
                 self._messages.append(encoded)
                 self._exchanges.add(encoded.exchange)
-                if row.ordering_key is not None or len(encoded.body) > ALONE_BYTES:
+                size += len(row.body)
+                if row.ordering_key is not None or len(row.body) > ALONE_BYTES or size > WAVE_BYTES:
                     self._plain = False
             else:
                 self._settle(position, encoded)
@@ -72,6 +79,7 @@ class Batch:
         wave, held = [], []
         busy: set[str] = set()
         alone = -1
+        size = 0
         for place, i in enumerate(self._pending):
             message = self._messages[i]
             key = self._rows[i].ordering_key
@@ -89,7 +97,8 @@ class Batch:
                 self._pending = self._pending[place + 1 :]
                 return [i]
             elif message.exchange in proven and len(message.body) <= ALONE_BYTES:
-                wave.append(i)
+                size += len(message.body)
+                (wave if size <= WAVE_BYTES else held).append(i)
             else:
                 held.append(i)
                 alone = i if alone < 0 else alone

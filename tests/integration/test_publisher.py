@@ -351,7 +351,9 @@ async def test_a_cancelled_publish_is_not_turned_into_an_outcome_and_its_channel
             await task
         proxy.swallow = lambda _: False
         again = rows(3)
+        opened = side.seen.channels
         assert await side.publish(again) == [PUBLISHED] * 3
+        assert side.seen.channels == opened + 1
         assert (await queues.ids(queue))[-3:] == [r.id for r in again]
 
 

@@ -132,6 +132,20 @@ def test_a_large_body_goes_alone() -> None:
     assert b.next_wave(PROVEN) == [2]
 
 
+def test_a_write_is_bounded_and_the_rest_follows_in_order() -> None:
+    body = b'"' + b"x" * (ALONE_BYTES - 2) + b'"'
+    for key in (None, "k"):
+        b = batch(*[row(n, key and f"{key}{n}", body=body) for n in range(1, 41)])
+        waves = []
+        while wave := b.next_wave(PROVEN):
+            waves.append(wave)
+            confirm(b, wave)
+        assert [len(wave) for wave in waves] == [16, 16, 8]
+        assert [i for wave in waves for i in wave] == list(range(40))
+    b = batch(row(1, "k", body=body), *[row(n, body=body) for n in range(2, 20)], row(20, "k"))
+    assert 19 not in b.next_wave(PROVEN)
+
+
 def test_after_a_closed_channel_the_rest_goes_one_at_a_time_in_order() -> None:
     b = batch(*[row(n) for n in range(1, 6)], row(6, "k"), row(7, "k"))
     wave = b.next_wave(PROVEN)
