@@ -40,10 +40,11 @@ is_root() { [ "$(id -u)" = 0 ]; }
 apt_updated=no
 apt_install() {
   if [ "$apt_updated" = no ]; then
-    apt-get -q -o DPkg::Lock::Timeout=120 update >&2 || fail "apt-get update failed"
+    apt-get -qq -o DPkg::Lock::Timeout=120 update >&2 || fail "apt-get update failed"
     apt_updated=yes
   fi
-  DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::Lock::Timeout=120 --no-install-recommends install "$@" >&2 \
+  # needrestart, where it is installed, would restart services of this machine.
+  NEEDRESTART_SUSPEND=1 DEBIAN_FRONTEND=noninteractive apt-get -qq -y -o DPkg::Lock::Timeout=120 --no-install-recommends install "$@" >&2 \
     </dev/null || fail "apt-get install $* failed"
 }
 
@@ -65,7 +66,7 @@ make_venv() {
   rm -rf "$VENV"
   "$base" -m venv "$VENV" >&2
   # Wheels only, of exactly these hashes; then the project itself, whose dependencies are all there.
-  "$VENV/bin/python" -m pip --disable-pip-version-check --no-input install --quiet --only-binary :all: \
+  "$VENV/bin/python" -m pip --disable-pip-version-check --no-input install -qq --only-binary :all: \
     --require-hashes -r "$ROOT/requirements/dev.lock" >&2 || fail "the locked dependencies could not be installed"
   link_project
 }
@@ -88,7 +89,9 @@ metadata = f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['
 for name, target in project["scripts"].items():
     module, function = target.split(":")
     script = Path(sysconfig.get_path("scripts")) / name
-    script.write_text(f"#!{sys.executable}\nimport sys\nfrom {module} import {function}\nsys.exit({function}())\n", encoding="utf-8")
+    # As pip does it: the first line of a script can not hold a path with a space, a shell's argument can.
+    start = f"#!/bin/sh\n'''exec' \"{sys.executable}\" \"$0\" \"$@\"\n' '''\n"
+    script.write_text(f"{start}import sys\nfrom {module} import {function}\nsys.exit({function}())\n", encoding="utf-8")
     script.chmod(0o755)
 PYTHON
 }
@@ -119,6 +122,8 @@ install_rabbitmq() {
       rm -f "$policy"
       trap - EXIT
     fi
+    # Installed for its programs: without this it would start with the next boot.
+    if command -v systemctl >/dev/null; then systemctl disable --quiet rabbitmq-server.service >/dev/null 2>&1 || true; fi
     # The package's script leaves Erlang's port mapper behind; only one that was not there before is ended.
     for mapper in $(pgrep -x epmd || true); do
       case " $(echo $mappers) " in
