@@ -25,7 +25,9 @@ class CommitFirst(loop.Lane):
             await self.marker.write(connection, decide(rows, [PUBLISHED] * len(rows), self.policy))
             await self.commit(connection)
         if rows:
-            await self.publisher.publish(rows, asyncio.get_running_loop().time() + self.settings.confirm_timeout)
+            await self.publisher.publish(
+                rows, asyncio.get_running_loop().time() + self.settings.confirm_timeout
+            )
         return batch.more
 
 

@@ -30,8 +30,12 @@ async def test_drain_killed_mid_send_doubles_at_most_what_was_in_flight(database
     await database.enqueue_deliveries(ROWS, more="collapse_id => 'c' || n")
     victim = drain(DRAIN_CLAIM_SIZE=ROWS)
     await control.until(requests=ROWS, timeout=20)
-    await database.until("SELECT count(*) = $1 FROM {schema}.notification_deliveries WHERE status = 'sent'", PUSHED)
-    before = await database.fetch("SELECT * FROM {schema}.notification_deliveries WHERE status = 'sent' ORDER BY id")
+    await database.until(
+        "SELECT count(*) = $1 FROM {schema}.notification_deliveries WHERE status = 'sent'", PUSHED
+    )
+    before = await database.fetch(
+        "SELECT * FROM {schema}.notification_deliveries WHERE status = 'sent' ORDER BY id"
+    )
     victim.kill()
 
     claimed = await database.fetch("SELECT * FROM {schema}.notification_deliveries WHERE status = 'claimed'")
@@ -51,7 +55,9 @@ async def test_drain_killed_mid_send_doubles_at_most_what_was_in_flight(database
     await asyncio.sleep(1.0)
     assert control.stats()["requests"] == ROWS, "a live lease was not respected"
     await expire_leases(database)
-    await database.until("SELECT count(*) = $1 FROM {schema}.notification_deliveries WHERE status = 'sent'", ROWS)
+    await database.until(
+        "SELECT count(*) = $1 FROM {schema}.notification_deliveries WHERE status = 'sent'", ROWS
+    )
     assert survivor.stop() == 0
 
     stats = control.stats()
@@ -106,7 +112,8 @@ async def test_a_drain_that_outlived_its_lease_starts_no_push_on_it(database, si
     await control.until(requests=1)
     zombie.pause()
     await database.until(
-        "SELECT count(*) = 10 FROM {schema}.notification_deliveries WHERE status = 'claimed' AND next_attempt_at < now()"
+        "SELECT count(*) = 10 FROM {schema}.notification_deliveries "
+        "WHERE status = 'claimed' AND next_attempt_at < now()"
     )
     assert control.stats()["requests"] == 1
 
@@ -121,7 +128,9 @@ async def test_a_drain_that_outlived_its_lease_starts_no_push_on_it(database, si
     assert control.stats()["requests"] == 11, "the zombie pushed on a dead lease"
     # All ten of its late writes, nine of them giving rows back, matched nothing.
     assert zombie.metrics().value("drain_stale_outcomes_total") == 10
-    owners = await database.fetch("SELECT DISTINCT claimed_by, status, attempts FROM {schema}.notification_deliveries")
+    owners = await database.fetch(
+        "SELECT DISTINCT claimed_by, status, attempts FROM {schema}.notification_deliveries"
+    )
     assert [tuple(row) for row in owners] == [("second", "sent", 2)]
     assert zombie.stop() == 0
     assert second.stop() == 0

@@ -18,7 +18,9 @@ async def kill_mid_batch(database, broker, relay, proxy, argv=("-m", "relay", "r
     gate = PublishGate(PUBLISHED)
     way = proxy(broker.admin.amqp_port)
     way.change("to_server", gate)
-    daemon = relay(RELAY_AMQP_URL=way.rewrite(broker.url), RELAY_LANES=1, RELAY_DECLARE_EXCHANGE="false", argv=argv)
+    daemon = relay(
+        RELAY_AMQP_URL=way.rewrite(broker.url), RELAY_LANES=1, RELAY_DECLARE_EXCHANGE="false", argv=argv
+    )
     assert await asyncio.to_thread(gate.reached.wait, 20), daemon.tail()
     async with asyncio.timeout(20):
         while broker.depth() < PUBLISHED:
