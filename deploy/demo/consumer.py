@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import sys
 from typing import Any
@@ -18,11 +17,19 @@ from uuid import UUID
 
 import aio_pika
 import asyncpg
+from pydantic import SecretStr
 
-from common.settings import SharedSettings, load
+from common.settings import SharedSettings, Source, load, setting
 
 CONSUMER = "shop-notifications"
 QUEUE = "shop.notifications"
+
+
+class DemoSettings(Source):
+    """Read as the daemons read theirs: environment, or a file of the container's secrets."""
+
+    amqp_url: SecretStr = setting(SecretStr("amqp://guest:guest@localhost/"), "RabbitMQ URL")
+    demo_app: str = setting("shop", "app of DRAIN_APPS that notifications are for")
 
 
 class Notifications:
@@ -101,10 +108,10 @@ async def main() -> int:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    settings = load(SharedSettings)
+    settings, demo = load(SharedSettings), load(DemoSettings)
     pool = await asyncpg.create_pool(settings.database_url.get_secret_value(), min_size=0, max_size=4)
-    service = Notifications(pool, settings.database_schema, os.environ.get("DEMO_APP", "shop"))
-    await consume(os.environ["AMQP_URL"], service, stop)
+    service = Notifications(pool, settings.database_schema, demo.demo_app)
+    await consume(demo.amqp_url.get_secret_value(), service, stop)
     await pool.close()
     print(
         json.dumps({"event": "consumer_stopped", "applied": service.applied, "repeated": service.repeated}),

@@ -10,13 +10,14 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
 import random
 import signal
 import sys
 from pathlib import Path
 
 import asyncpg
+
+from common.settings import SharedSettings, load
 
 SHOP = Path(__file__).with_name("shop.sql")
 
@@ -74,8 +75,9 @@ async def main() -> int:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    schema = os.environ.get("DATABASE_SCHEMA") or "relay_drain"
-    placed = await produce(os.environ["DATABASE_URL"], schema, arguments.rate, arguments.limit, stop)
+    settings = load(SharedSettings)
+    database_url, schema = settings.database_url.get_secret_value(), settings.database_schema
+    placed = await produce(database_url, schema, arguments.rate, arguments.limit, stop)
     print(json.dumps({"event": "producer_stopped", "orders": placed}), flush=True)
     return 0
 
