@@ -85,7 +85,7 @@ class Loop:
         if not slots:
             return self.until_next_poll(now)
         lease = await self.claimer.claim(slots)
-        self.metrics.claim_done(lease.deliveries, asyncio.get_running_loop().time() - now)
+        self.metrics.claim_done(lease.deliveries, lease.until, asyncio.get_running_loop().time() - now)
         self.note_reclaimed(lease.deliveries)
         found = Counter(delivery.app for delivery in lease.deliveries)
         for name, count in slots.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter as Tally
 from collections.abc import Iterable, Sequence
@@ -23,6 +24,8 @@ class DrainMetrics:
 
     def __init__(self, registry: CollectorRegistry, apps: Iterable[str]) -> None:
         names = list(apps)
+        self._leases: dict[tuple[int, int], float] = {}
+        """End of the lease of each row in the window; a row leaves it when it is settled."""
         self.claims = Counter("drain_claims_total", "Claim statements.", registry=registry)
         self.claim_failures = Counter(
             "drain_claim_failures_total", "Claim statements that failed.", registry=registry
@@ -118,10 +121,12 @@ class DrainMetrics:
                 for reason_class in REASON_CLASSES:
                     self.outcomes.labels(name, outcome, reason_class)
 
-    def claim_done(self, deliveries: Sequence[Delivery], seconds: float) -> None:
-        """One claim statement returned these rows."""
+    def claim_done(self, deliveries: Sequence[Delivery], lease_until: float, seconds: float) -> None:
+        """One claim statement returned these rows; their lease ends at this loop time."""
         self.claims.inc()
         self.claim_duration.observe(seconds)
+        for delivery in deliveries:
+            self._leases[delivery.id, delivery.claim_version] = lease_until
         for app, count in Tally(delivery.app for delivery in deliveries).items():
             self.claimed.labels(app).inc(count)
         for app, count in Tally(delivery.app for delivery in deliveries if delivery.reclaimed).items():
@@ -133,6 +138,11 @@ class DrainMetrics:
         (self.uncertain if uncertain else self.stale).inc(len(stale))
         unmatched = {id(settlement) for settlement in stale}
         matched = [row for row in rows if id(row) not in unmatched]
+        monotonic = asyncio.get_running_loop().time()
+        for row in rows:
+            until = self._leases.pop((row.delivery.id, row.delivery.claim_version), None)
+            if until is not None:
+                self.lease_left.observe(max(0.0, until - monotonic))
         now = time.time()
         for key, count in Tally((row.delivery.app, row.label, row.reason_class) for row in matched).items():
             self.outcomes.labels(*key).inc(count)

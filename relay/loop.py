@@ -82,7 +82,9 @@ class Lane:
             for source in Source:
                 if source in busy and not await self.relay_batch(source):
                     busy.discard(source)
+            # A backlog of hours is work being done, not a stall.
             self.lifecycle.tick(self.name)
+            self.lifecycle.succeeded(self.name)
 
     async def relay_batch(self, source: Source) -> bool:
         """Claim, publish, mark, commit one batch; say whether the source may have more right now.
