@@ -221,10 +221,10 @@ def own_postgres(_postgres_of_module: PrivatePostgres) -> Iterator[PrivatePostgr
 
 
 @pytest.fixture
-def own_database(own_postgres: PrivatePostgres, processes: Processes) -> Iterator[Database]:
+def own_database(own_postgres: PrivatePostgres, servers: Servers, processes: Processes) -> Iterator[Database]:
     """A fresh database with the newest schema on ``own_postgres``."""
     admin = own_postgres.admin
-    with fresh_database(admin, migrated_template(admin)) as database:
+    with fresh_database(admin, migrated_template(admin, servers.schema_script())) as database:
         yield database
         processes.close()
         own_postgres.resume()
@@ -245,10 +245,9 @@ def own_rabbit(_rabbit_of_module: PrivateRabbit) -> Iterator[PrivateRabbit]:
     server.start()
     if not greets(server.port):
         server.admin.start_app()
+    server.admin.clear_memory_alarm()
     yield server
     server.resume()
-    if server.pid is not None:
-        server.admin.clear_memory_alarm()
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from deploy.local.processes import Child, StartFailed
+from deploy.local.processes import Child, StartFailed, wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -160,6 +160,8 @@ class Daemon:
         """
         line = self._log.wait(lambda line: _is(line, event, fields), timeout, start)
         if line is None:
+            if self._log.closed:  # its end of the pipe goes a moment before the process itself
+                wait_until(lambda: not self.alive, 1.0)
             wanted = f"{event} {fields}" if fields else event
             what = (
                 f"no log event {wanted} in {timeout:g} s"
