@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import resource
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 from uuid import uuid4
 
@@ -20,6 +21,16 @@ from relay.model import PUBLISHED, Left
 from tests.integration.amqp_proxy import AmqpProxy
 from tests.integration.publishing import Queues, eventually, looking_at, publish_side, row, rows
 from tests.support.broker import Broker
+
+
+@pytest.fixture(autouse=True)
+def _quiet_library() -> Iterator[None]:
+    """As in the daemon (common.logs.QUIET); else pytest keeps each record with its traceback, and that is a leak."""
+    logger = logging.getLogger("aiormq")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    yield
+    logger.setLevel(level)
 
 
 @pytest.fixture
@@ -196,8 +207,9 @@ async def _reconnect(count: int, url: str, exchange: str) -> None:
     ):
         marks: list[tuple[int, int, int]] = []
         for number in range(count):
+            before = side.seen.connections
             proxy.cut()
-            await eventually(lambda: not side.broker.connected, 5.0)
+            await eventually(lambda before=before: side.seen.connections > before, 10.0)
             await side.publisher.ready(5.0)
             if number % (count // 5) == count // 5 - 1:
                 gc.collect()
