@@ -16,7 +16,8 @@ from deploy.local.certificates import Certificates, make_certificates
 from deploy.local.databases import PostgresAdmin
 from deploy.local.door import BrokerAdmin
 from deploy.local.host import VARIABLE, ServerHost, Servers, migrated_template
-from deploy.local.postgres import PrivatePostgres, machine_binaries, major_version, wheel_binaries
+from deploy.local.installations import machine_binaries, major_version, wheel_binaries
+from deploy.local.postgres import PrivatePostgres
 from deploy.local.proxy import SilentProxy
 from deploy.local.rabbitmq import PrivateRabbit, greets
 from tests.support.broker import Broker, fresh_vhost

