@@ -25,6 +25,8 @@ class Selection:
     def __init__(self) -> None:
         self.ids: array[int] = array("q")
         self.groups: Counter[tuple[Any, ...]] = Counter()
+        self.left = 0
+        """Rows that fit and must not be touched now."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -53,6 +55,8 @@ async def select(
 ) -> Selection:
     """Read the id (first column) and the group of every row that a statement returns, 8 bytes for each row.
 
+    A row without an id must not be touched now: it is counted in ``left`` alone.
+
     Args:
         group: makes the group of the other columns; all rows of a group are counted together.
     """
@@ -62,6 +66,8 @@ async def select(
         await connection.execute("SET LOCAL plan_cache_mode = force_custom_plan")
         cursor = await connection.cursor(statement, *arguments)
         while records := await cursor.fetch(FETCH):
-            selection.ids.extend(record[0] for record in records)
-            selection.groups.update(group(*list(record)[1:]) for record in records)
+            chosen = [record for record in records if record[0] is not None]
+            selection.left += len(records) - len(chosen)
+            selection.ids.extend(record[0] for record in chosen)
+            selection.groups.update(group(*list(record)[1:]) for record in chosen)
     return selection

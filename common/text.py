@@ -132,3 +132,10 @@ def positive(text: str) -> int:
     if not 0 < value < 2**31:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
     return value
+
+
+def row_id(text: str) -> int:
+    """Read a row's id (a type for argparse)."""
+    if not text.isdecimal() or int(text) >= 2**63:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a row id")
+    return int(text)

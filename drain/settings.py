@@ -139,9 +139,18 @@ def load_settings() -> Settings:
     Raises:
         ConfigurationError: every bad value, or the first bad combination, with its numbers.
     """
-    settings = Settings(load(SharedSettings, probe_port=DEFAULT_PROBE_PORT), load(DrainSettings))
+    settings = read_settings()
     check(settings)
     return settings
+
+
+def read_settings() -> Settings:
+    """Read all settings without a look at their combinations, which only the daemon depends on.
+
+    Raises:
+        ConfigurationError: every bad value.
+    """
+    return Settings(load(SharedSettings, probe_port=DEFAULT_PROBE_PORT), load(DrainSettings))
 
 
 def check(settings: Settings) -> None:

@@ -10,7 +10,7 @@ import asyncpg
 from common.cli import Command, CommandRefused, add_write_options
 from common.schema import qualify
 from common.selection import Selection, select
-from common.text import age, error_class, moment, number, positive, rows, utc
+from common.text import age, error_class, moment, number, positive, row_id, rows, utc
 from relay import admin_sql
 from relay.settings import Settings
 
@@ -229,10 +229,3 @@ def add_filters(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--limit", type=positive, metavar="ROWS", help="so many rows, longest in quarantine first"
     )
-
-
-def row_id(text: str) -> int:
-    """Read a row's id (a type for argparse)."""
-    if not text.isdecimal() or int(text) >= 2**63:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a row id")
-    return int(text)

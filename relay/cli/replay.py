@@ -10,9 +10,8 @@ from uuid import UUID
 from common.cli import Command, CommandRefused, add_write_options
 from common.schema import qualify
 from common.selection import Selection, select
-from common.text import moment, number, positive, rows
+from common.text import moment, number, positive, row_id, rows
 from relay import admin_sql
-from relay.cli.quarantine import row_id
 from relay.settings import Settings
 
 
