@@ -24,7 +24,8 @@ async def connection(database):
 async def fill(connection, rows: int, *, app: str = "shop", status: str = "pending", due: str = "now()") -> None:
     finished = "NULL" if status in ("pending", "claimed") else "now()"
     await connection.execute(
-        f"""INSERT INTO {SCHEMA}.notification_deliveries (app, device_token, payload, status, next_attempt_at, finished_at)
+        f"""INSERT INTO {SCHEMA}.notification_deliveries
+                (app, device_token, payload, status, next_attempt_at, finished_at)
             SELECT '{app}', lpad(to_hex(n), 8, '0'), '{{}}', '{status}', {due}, {finished}
             FROM generate_series(1, {rows}) AS n"""
     )
