@@ -31,9 +31,7 @@ find_python() {
 }
 
 # What the environment is made of; when any of it changes, it is made anew.
-fingerprint() {
-  { printf '%s\n' "$VENV" "$ROOT"; cat "$ROOT/requirements/dev.lock" "$ROOT/pyproject.toml"; } | cksum
-}
+fingerprint() { { printf '%s\n' "$VENV" "$ROOT"; cat "$ROOT/requirements/dev.lock"; } | cksum; }
 
 is_root() { [ "$(id -u)" = 0 ]; }
 
@@ -68,21 +66,22 @@ make_venv() {
   # Wheels only, of exactly these hashes; then the project itself, whose dependencies are all there.
   "$VENV/bin/python" -m pip --disable-pip-version-check --no-input install -qq --only-binary :all: \
     --require-hashes -r "$ROOT/requirements/dev.lock" >&2 || fail "the locked dependencies could not be installed"
-  link_project
 }
 
 # The console scripts and the version of an editable installation, without a build: that would need more than the lock.
 link_project() {
   "$VENV/bin/python" - "$ROOT" <<'PYTHON' >&2
-import sys, sysconfig, tomllib
+import shutil, sys, sysconfig, tomllib
 from pathlib import Path
 
 root = Path(sys.argv[1])
 project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 site = Path(sysconfig.get_path("purelib"))
 (site / "relay_drain.pth").write_text(f"{root}\n", encoding="utf-8")
+for old in site.glob("relay_drain-*.dist-info"):
+    shutil.rmtree(old)
 info = site / f"relay_drain-{project['version']}.dist-info"
-info.mkdir(exist_ok=True)
+info.mkdir()
 metadata = f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
 (info / "METADATA").write_text(metadata, encoding="utf-8")
 (info / "INSTALLER").write_text("deploy/bootstrap.sh\n", encoding="utf-8")
@@ -144,11 +143,16 @@ bootstrap() {
   VENV=${RELAY_DRAIN_VENV:-$ROOT/.venv}
   PYTHON=$VENV/bin/python
   export PYTHONUTF8=1
-  local stamp=$VENV/.bootstrap now
+  local made=$VENV/.made linked=$VENV/.linked now
   now=$(fingerprint)
-  if ! { [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$now" ] && "$PYTHON" -c '' 2>/dev/null; }; then
+  if ! { [ -f "$made" ] && [ "$(cat "$made")" = "$now" ] && "$PYTHON" -c '' 2>/dev/null; }; then
     make_venv
-    printf '%s\n' "$now" >"$stamp"
+    printf '%s\n' "$now" >"$made"
+  fi
+  now=$(cksum <"$ROOT/pyproject.toml")
+  if ! { [ -f "$linked" ] && [ "$(cat "$linked")" = "$now" ]; }; then
+    link_project
+    printf '%s\n' "$now" >"$linked"
   fi
   if ! have_rabbitmq; then install_rabbitmq; fi
 }
