@@ -21,7 +21,9 @@ async def connection(database):
     await connection.close()
 
 
-async def fill(connection, rows: int, *, app: str = "shop", status: str = "pending", due: str = "now()") -> None:
+async def fill(
+    connection, rows: int, *, app: str = "shop", status: str = "pending", due: str = "now()"
+) -> None:
     finished = "NULL" if status in ("pending", "claimed") else "now()"
     await connection.execute(
         f"""INSERT INTO {SCHEMA}.notification_deliveries
@@ -60,7 +62,9 @@ async def test_claim_with_stale_statistics_takes_no_more_than_the_limit(connecti
 async def test_one_statement_claims_for_every_app_its_own_number_of_rows(connection):
     for app, rows in (("big", 2000), ("small", 10), ("idle", 0)):
         await fill(connection, rows, app=app)
-    rows = await connection.fetch(CLAIM, ["big", "small", "idle"], [LIMIT, LIMIT, LIMIT], [BEGINNING] * 3, 120.0, "t")
+    rows = await connection.fetch(
+        CLAIM, ["big", "small", "idle"], [LIMIT, LIMIT, LIMIT], [BEGINNING] * 3, 120.0, "t"
+    )
     found = [row["app"] for row in rows]
     assert found.count("big") == LIMIT
     assert found.count("small") == 10
@@ -76,7 +80,9 @@ async def test_claim_is_flat_while_a_snapshot_keeps_settled_rows_alive(connectio
         await connection.execute(
             f"UPDATE {SCHEMA}.notification_deliveries SET status = 'sent', finished_at = now()"
         )
-        cursor = await connection.fetchval(f"SELECT max(next_attempt_at) FROM {SCHEMA}.notification_deliveries")
+        cursor = await connection.fetchval(
+            f"SELECT max(next_attempt_at) FROM {SCHEMA}.notification_deliveries"
+        )
         await fill(connection, 500)
         await connection.execute(f"VACUUM ANALYZE {SCHEMA}.notification_deliveries")
         from_start = await explain(connection, CLAIM, ["shop"], [LIMIT], [BEGINNING], 120.0, "t")

@@ -130,9 +130,7 @@ async def test_rows_that_committed_late_with_a_lower_id_are_found_by_the_sweep(c
     try:
         transaction = late.transaction()
         await transaction.start()
-        await late.execute(
-            f"SELECT {SCHEMA}.enqueue_event('order', 'late', 'order.placed', '{{}}'::jsonb)"
-        )
+        await late.execute(f"SELECT {SCHEMA}.enqueue_event('order', 'late', 'order.placed', '{{}}'::jsonb)")
         await fill(connection, 250)
         claimer = Claimer(SCHEMA, LIMIT, sweep_interval=3600.0)
         seen: list[int] = []
@@ -141,7 +139,9 @@ async def test_rows_that_committed_late_with_a_lower_id_are_found_by_the_sweep(c
                 seen += [row.id for row in batch.rows]
             assert len(seen) == 250
             await transaction.commit()
-            assert not (await claimer.claim(connection, Source.FRESH)).rows, "below the cursor, before the sweep"
+            assert not (await claimer.claim(connection, Source.FRESH)).rows, (
+                "below the cursor, before the sweep"
+            )
             claimer.forget()  # what the tick does
             assert 1 in [row.id for row in (await claimer.claim(connection, Source.FRESH)).rows]
     finally:
