@@ -29,9 +29,12 @@ from relay.message import MessageConfig
 from relay.metrics import RelayMetrics
 from relay.publish import Publisher
 from relay.settings import CLOSE_TIMEOUT, RelaySettings, Settings
+from relay.tracing import tracer_from_environment
 from relay.wakeup import Wakeup
 
 APPLICATION_NAME = "relay"
+FLUSH_SECONDS = 1.0
+"""For the spans that are not sent yet, when relay leaves."""
 
 
 def broker_config(relay: RelaySettings) -> BrokerConfig:
@@ -118,6 +121,7 @@ class Daemon:
         shared, relay, lifecycle = self.settings.shared, self.settings.relay, self.lifecycle
         self.database = Database(shared, APPLICATION_NAME, self.worker_metrics)
         self.broker = Broker(broker_config(relay), self.logger, self.metrics)
+        self.tracer = tracer_from_environment(relay.exchange)
         self.health.ready["broker"] = self.broker.problem
         self.health.ready["database"] = self.database_problem
         self.observer = Observer(
@@ -164,7 +168,11 @@ class Daemon:
             settings=relay,
             database=self.database,
             publisher=Publisher(
-                self.broker, message_config(relay), unroutable=relay.unroutable, observer=self.metrics
+                self.broker,
+                message_config(relay),
+                unroutable=relay.unroutable,
+                observer=self.metrics,
+                tracer=self.tracer,
             ),
             claimer=Claimer(schema, relay.batch_size, sweep_interval=relay.tick),
             marker=Marker(schema),
@@ -212,10 +220,15 @@ class Daemon:
             self.lifecycle.cancel_tasks()
         )  # a lane that is cancelled cuts its connection: the server rolls back
         closed = await within(CLOSE_TIMEOUT, self.broker.close(CLOSE_TIMEOUT / 2))
-        await self.database.close(CLOSE_TIMEOUT / 2)
+        await asyncio.gather(self.database.close(CLOSE_TIMEOUT / 2), self.flush_spans())
         if not done and not self.lifecycle.aborting.is_set():
             self.logger.emit(common_events.STOP_OVERDUE, deadline=self.settings.relay.stop_deadline)
         return (done or self.lifecycle.aborting.is_set()) and closed
+
+    async def flush_spans(self) -> None:
+        """Send the spans that are not sent yet, if there are any, within a bound."""
+        if self.tracer is not None:
+            await asyncio.to_thread(self.tracer.close, FLUSH_SECONDS)
 
     def stopped(self, in_time: bool = True) -> int:
         """Write the last line; return the exit code."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, assert_never
 
@@ -45,7 +46,7 @@ def tracer_from_environment(exchange: str) -> OtelTracer | None:
     except ImportError as error:
         raise ConfigurationError(f"{named} is set, but the extra 'otel' is not installed: {error}") from None
     resource = Resource.create({} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": "relay"})
-    provider = TracerProvider(resource=resource)
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)  # `close` is bounded, atexit is not
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     return OtelTracer(provider, exchange)
 
@@ -96,8 +97,13 @@ class OtelTracer:
             span.end(ended_ns)
 
     def close(self, timeout: float) -> None:
-        """Send what is not sent yet, for at most so many seconds. Blocks."""
-        self._provider.force_flush(int(timeout * 1000))
+        """Send what is not sent yet, for at most so many seconds, whatever the collector does. Blocks."""
+        # A daemon thread: the exporter retries beyond any timeout, and must not hold up the process's end.
+        flushing = threading.Thread(
+            target=self._provider.force_flush, args=(int(timeout * 1000),), name="relay-spans", daemon=True
+        )
+        flushing.start()
+        flushing.join(timeout)
 
     def _links(self, row: OutboxRow) -> list[Link]:
         from opentelemetry.trace import Link, get_current_span

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import builtins
+import socket
+import threading
+import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
@@ -83,6 +87,38 @@ def test_no_endpoint_no_tracer(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ENDPOINTS:
         monkeypatch.delenv(name, raising=False)
     assert tracer_from_environment("events") is None
+
+
+def test_spans_reach_the_collector_and_a_silent_one_does_not_hold_up_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A collector that answers gets the spans; with one that only listens, closing takes its timeout and no more."""
+    got: list[int] = []
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            got.append(len(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Says nothing."""
+
+    with (
+        HTTPServer(("127.0.0.1", 0), Collector) as collector,
+        socket.create_server(("127.0.0.1", 0)) as silent,
+    ):
+        threading.Thread(target=collector.handle_request, daemon=True).start()
+        for port, timeout in ((collector.server_port, 5.0), (silent.getsockname()[1], 0.3)):
+            monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
+            tracer = tracer_from_environment("events")
+            assert tracer is not None
+            tracer.publishes([row()], [PUBLISHED], 1, 2)
+            began = time.monotonic()
+            tracer.close(timeout)
+            assert time.monotonic() - began < timeout + 0.5
+    assert len(got) == 1
 
 
 def test_an_endpoint_without_the_extra_is_refused_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
