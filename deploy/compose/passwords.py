@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from deploy.simulator.certificates import Authority
+
 READER = 65532
 """User of the image; the servers' images read theirs as a user of their own, hence mode 444."""
 
@@ -59,6 +61,8 @@ def write(directory: Path, places: Places) -> bool:
     A crash in the middle leaves no file ``complete``, and the next start writes all of them anew: no server has
     read any, for they all wait for the end of this program.
     """
+    directory.mkdir(parents=True, exist_ok=True)
+    directory.chmod(0o700)
     done = directory / "owner" / "complete"
     if done.exists():
         return False
@@ -75,13 +79,14 @@ def write(directory: Path, places: Places) -> bool:
 
 def _write_folder(folder: Path, files: Mapping[str, str], by_server: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    folder.chmod(0o755 if by_server else 0o500)
     for name, text in files.items():
         path = folder / name
+        path.unlink(missing_ok=True)
         path.write_text(text, encoding="utf-8")
         path.chmod(0o444 if by_server else 0o400)
         if os.geteuid() == 0 and not by_server:
             os.chown(path, READER, READER)
+    folder.chmod(0o755 if by_server else 0o700)
     if os.geteuid() == 0 and not by_server:
         os.chown(folder, READER, READER)
 
@@ -90,8 +95,15 @@ def main(arguments: list[str] | None = None) -> int:
     """Write into one folder for each service."""
     parser = argparse.ArgumentParser(prog="python -m deploy.compose.passwords")
     parser.add_argument("directory", type=Path)
+    parser.add_argument(
+        "--simulator",
+        action="store_true",
+        help="also the simulator's CA and key, for where it shares no volume",
+    )
     options = parser.parse_args(arguments)
     made = write(options.directory, Places())
+    if options.simulator:
+        Authority(options.directory / "simulator", ["simulator"]).auth_key("SIMKEY0001")
     print("passwords made" if made else "passwords are there already")
     return 0
 
