@@ -171,9 +171,6 @@ class ApnsConnection(APNsTLSClientProtocol):
             self._flush_due = True
             self.loop.call_soon(self.flush)
 
-    def refresh_inactivity_timer(self) -> None:
-        """aioapns would close after 10 idle seconds; `check` pings instead."""
-
     # What the streams tell
 
     def settled(self) -> None:

@@ -194,7 +194,7 @@ class ApnsSession:
         if self._token is not None and flight.authorization is not None:
             if reason == "TooManyProviderTokenUpdates":
                 self._token.step_back(flight.authorization)
-            elif reason == "ExpiredProviderToken" and not flight.renewed:
+            elif reason == "ExpiredProviderToken":
                 self._token.renew(flight.authorization)
         if reason != "TooManyProviderTokenUpdates" and not self._renewing:
             self._renewing = True

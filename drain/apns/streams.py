@@ -67,9 +67,7 @@ class Streams:
 
     @property
     def free(self) -> int:
-        """How many more streams the peer, our own cap and the request limit allow; none before SETTINGS."""
-        if not self.http2.settled:
-            return 0
+        """How many more streams the peer (its SETTINGS have come), our own cap and the request limit allow."""
         limit = self._limits.streams_per_connection
         if self.http2.max_streams is not None and self.http2.max_streams < limit:
             limit = self.http2.max_streams

@@ -57,13 +57,23 @@ def test_constructors_take_what_we_give() -> None:
         "data_received",
         "connection_lost",
         "flush",
-        "refresh_inactivity_timer",
         "is_busy",
         "close",
     ],
 )
 def test_what_we_override_or_call_in_the_protocol_is_there(name: str) -> None:
     assert hasattr(APNsTLSClientProtocol, name)
+
+
+def test_what_starts_the_timer_that_closes_idle_connections_is_overridden() -> None:
+    callers = {
+        name
+        for base in (H2Protocol, APNsBaseClientProtocol, APNsTLSClientProtocol)
+        for name, function in vars(base).items()
+        if inspect.isfunction(function) and "refresh_inactivity_timer()" in inspect.getsource(function)
+    }
+    assert callers == {"connection_made", "flush"}
+    assert callers <= set(vars(ApnsConnection))
 
 
 def test_closing_closes_the_transport_and_nothing_else_of_aioapns_runs() -> None:

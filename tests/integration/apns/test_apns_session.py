@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections import Counter
 
 import pytest
 
+from deploy.local.certificates import Certificates
 from deploy.simulator.client import SimulatorClient, step
+from drain.apns.frames import PREFACE, SETTINGS, WINDOW_UPDATE
 from drain.apns.model import Answered, MaybeDelivered, NoAnswer, NotSent, Reply
 from drain.apns.protocol import ApnsConnection
 from tests.integration.apns.conftest import Courier, until
@@ -62,12 +65,46 @@ async def test_a_cold_burst_on_a_connection_of_one_stream_is_delivered_whole(
     assert (stats["requests"], stats["refused"]) == (50, 0)
 
 
-async def test_nothing_is_sent_before_the_peers_settings(courier: Courier, apns: SimulatorClient) -> None:
-    apns.configure(max_concurrent_streams=3)
-    session = await courier.session(connected=False, max_connections=1)
-    replies = await courier.send(session, courier.pushes(30))
-    assert statuses(replies) == [200] * 30
-    assert apns.stats()["refused"] == 0
+async def test_nothing_is_sent_before_the_peers_settings(
+    courier: Courier, certificates: Certificates
+) -> None:
+    """aioapns starts with 1,000 streams; what is refused then hangs."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates.good.certificate, certificates.good.key)
+    context.set_alpn_protocols(["h2"])
+    seen: list[int] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(len(PREFACE))
+        try:
+            async with asyncio.timeout(0.4):
+                while True:
+                    head = await reader.readexactly(9)
+                    seen.append(head[3])
+                    await reader.readexactly(int.from_bytes(head[:3], "big"))
+        except TimeoutError:
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+    target = courier.target(port=server.sockets[0].getsockname()[1], ca_file=certificates.ca)
+    session = await courier.session(target, connected=False)
+    replies = await courier.send(session, courier.pushes(10), within=0.3)
+    await session.close(0.0)
+    server.close()
+    assert kinds(replies) == {"NotSent": 10}
+    assert set(seen) == {SETTINGS, WINDOW_UPDATE}
+
+
+async def test_a_loop_that_was_blocked_writes_nothing_late(courier: Courier, apns: SimulatorClient) -> None:
+    """The lease may be gone by then."""
+    session = await courier.session()
+    loop = asyncio.get_running_loop()
+    got: list[Reply] = []
+    session.submit(courier.push(), loop.time() + 0.05, lambda _, reply: got.append(reply))
+    time.sleep(0.1)
+    await until(lambda: got)
+    assert kinds(got) == {"NotSent": 1}
+    assert apns.stats()["requests"] == 0
 
 
 @pytest.mark.parametrize(
