@@ -25,10 +25,12 @@ async def run_requeue(_: Settings, arguments: argparse.Namespace, command: Comma
             "APNs took the rows that are sent: their devices get them again; --force does it"
         )
     selection = await chosen(
-        command, arguments, admin_sql.SELECT_FINISHED, statuses, lambda app, status, reason, late, dead: (
-            app, status, error_class(reason), late, dead
-        )
-    )  # fmt: skip
+        command,
+        arguments,
+        admin_sql.SELECT_FINISHED,
+        statuses,
+        lambda app, status, reason, late, dead: (app, status, kind(reason), late, dead),
+    )
     if not len(selection):
         command.say("no such row is finished: nothing to do")
         return 0
@@ -72,7 +74,7 @@ async def run_cancel(_: Settings, arguments: argparse.Namespace, command: Comman
         arguments,
         admin_sql.SELECT_OPEN,
         statuses,
-        lambda app, status, reason: (app, status, "-" if reason is None else error_class(reason)),
+        lambda app, status, reason: (app, status, kind(reason)),
     )
     if selection.left:
         command.say(f"{rows(selection.left)} under a live lease, being pushed now: left alone")
@@ -84,6 +86,11 @@ async def run_cancel(_: Settings, arguments: argparse.Namespace, command: Comman
     await command.confirm(f"cancel {rows(len(selection))}?", arguments.yes)
     step = selection.steps(qualify(admin_sql.CANCEL, command.schema), arguments.batch)
     return done(command, "cancelled", selection, await command.write("cancelled", len(selection), step))
+
+
+def kind(reason: str | None) -> str:
+    """The kind of a reason; rows of one kind are counted together."""
+    return "-" if reason is None else error_class(reason)
 
 
 def need_filter(arguments: argparse.Namespace, everything: str) -> None:
