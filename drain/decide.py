@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import assert_never
 
@@ -34,6 +34,8 @@ SIBLING_WAIT = 0.5
 
 OWN = "drain"
 """Class of reasons that are drain's own and not APNs'."""
+DEAD_DEVICE = "token_dead"  # noqa: S105
+"""Class of reasons of dead device tokens, as in drain.apns.answers."""
 
 TOPIC_REASONS = frozenset({"BadTopic", "MissingTopic", "TopicDisallowed"})
 """Configuration errors that may be of one push type alone: a topic has a suffix for each."""
@@ -77,7 +79,8 @@ def before_push(
     The order matters: a row that is late or superseded is so whatever its attempts.
     """
     if delivery.token_dead_since is not None:
-        return ended(delivery, "failed", "DeviceTokenDead", give_back=True)
+        # Counted with the tokens that APNs calls dead: no failure that anybody could mend.
+        return replace(ended(delivery, "failed", "DeviceTokenDead", give_back=True), reason_class=DEAD_DEVICE)
     if superseded:
         return ended(delivery, "superseded", "NewerSibling", give_back=True)
     if (left := expiry_seconds(delivery)) is not None and left <= 0:

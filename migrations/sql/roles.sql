@@ -34,9 +34,10 @@ GRANT SELECT, DELETE, UPDATE (received_at) ON {schema}.inbox TO {relay};
 GRANT SELECT ON {schema}.alembic_version TO {relay};
 
 -- drain: reads deliveries, writes what became of them, prunes, keeps the device tokens. Into the outbox it can put
--- its feedback and nothing else; it can not read an event.
+-- its feedback and nothing else; it can not read an event. expires_at is for the command `drain requeue`.
 GRANT SELECT, DELETE ON {schema}.notification_deliveries TO {drain};
-GRANT UPDATE (status, attempts, next_attempt_at, claim_version, claimed_by, last_status, last_reason, finished_at)
+GRANT UPDATE (status, attempts, next_attempt_at, claim_version, claimed_by, last_status, last_reason, finished_at,
+        expires_at)
     ON {schema}.notification_deliveries TO {drain};
 GRANT SELECT, INSERT, UPDATE ON {schema}.device_tokens TO {drain};
 GRANT INSERT (aggregate_type, aggregate_id, event_type, payload, headers) ON {schema}.outbox TO {drain};

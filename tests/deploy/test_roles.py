@@ -69,7 +69,7 @@ def statements(module: str) -> list[tuple[str, str]]:
 
 
 OF_RELAY = statements("relay.sql") + statements("relay.admin_sql") + statements("common.sql")
-OF_DRAIN = statements("drain.sql") + statements("common.sql")
+OF_DRAIN = statements("drain.sql") + statements("drain.admin_sql") + statements("common.sql")
 # The lag of the other daemon's queue is read by that daemon.
 FOREIGN = {"relay": ("DELIVERIES",), "drain": ("OUTBOX",)}
 
