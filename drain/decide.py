@@ -34,7 +34,7 @@ SIBLING_WAIT = 0.5
 
 OWN = "drain"
 """Class of reasons that are drain's own and not APNs'."""
-DEAD_DEVICE = "token_dead"  # noqa: S105
+DEAD_DEVICE = "token_dead"
 """Class of reasons of dead device tokens, as in drain.apns.answers."""
 
 TOPIC_REASONS = frozenset({"BadTopic", "MissingTopic", "TopicDisallowed"})
