@@ -7,7 +7,7 @@ import base64
 import contextlib
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 from urllib.parse import unquote, urlsplit
 
@@ -35,34 +35,31 @@ async def connect(target: ApnsTarget, limits: SessionLimits, factory: Callable[[
     each time: both change during the life of a process.
     """
     loop = asyncio.get_running_loop()
-    context = await asyncio.to_thread(
-        ssl_context, target
-    )  # Reading the system's CAs takes tens of milliseconds.
+    # In a thread: reading the system's CAs takes tens of milliseconds.
+    context = await asyncio.to_thread(ssl_context, target)
     proxy = _Proxy.parse(target.proxy_url) if target.proxy_url else None
     host, port = (proxy.host, proxy.port) if proxy else (target.host, target.port)
     try:
         async with asyncio.timeout(limits.connect_timeout):
             sock = await _connect_tcp(host, port)
-            try:
-                if proxy:
+            if proxy:
+                with _closed_unless_taken(sock):
                     await proxy.tunnel(sock, target.host, target.port)
-            except BaseException:
-                sock.close()
-                raise
     except TimeoutError:
         raise ConnectError(f"no connection to {host}:{port} in {limits.connect_timeout} s") from None
     except OSError as error:
         raise ConnectError(f"cannot connect to {host}:{port}: {error.strerror or error}") from error
     try:
-        async with asyncio.timeout(limits.handshake_timeout):
-            _, protocol = await loop.create_connection(
-                factory,
-                sock=sock,
-                ssl=context,
-                server_hostname=target.host,
-                ssl_handshake_timeout=limits.handshake_timeout,
-                ssl_shutdown_timeout=limits.close_timeout,
-            )
+        with _closed_unless_taken(sock):
+            async with asyncio.timeout(limits.handshake_timeout):
+                _, protocol = await loop.create_connection(
+                    factory,
+                    sock=sock,
+                    ssl=context,
+                    server_hostname=target.host,
+                    ssl_handshake_timeout=limits.handshake_timeout,
+                    ssl_shutdown_timeout=limits.close_timeout,
+                )
     except TimeoutError:
         raise ConnectError(f"no TLS handshake with {target.host} in {limits.handshake_timeout} s") from None
     except ssl.SSLCertVerificationError as error:
@@ -70,6 +67,16 @@ async def connect(target: ApnsTarget, limits: SessionLimits, factory: Callable[[
     except OSError as error:
         raise ConnectError(f"TLS with {target.host}: {describe(error)}", config=refused(error)) from error
     return protocol
+
+
+@contextlib.contextmanager
+def _closed_unless_taken(sock: socket.socket) -> Iterator[None]:
+    # uvloop does not close a socket that was given to it when the handshake fails; closing twice is harmless.
+    try:
+        yield
+    except BaseException:
+        sock.close()
+        raise
 
 
 def ssl_context(target: ApnsTarget) -> ssl.SSLContext:
