@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
-from pydantic import SecretStr
+from pydantic import BaseModel, SecretStr
 
 from common import events
+from common.errors import ConfigurationError
 from common.exits import EXIT_SETTINGS
 from common.logs import Logger, configure
 from common.settings import SharedSettings, Source, show, unknown_variables
@@ -25,15 +26,25 @@ def run_daemon(
     for name in unknown_variables(prefix, type(own)):
         logger.emit(events.UNKNOWN_VARIABLE, variable=name)
     try:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            return runner.run(main())
+    except ConfigurationError as error:  # found when the parts were put together: a port, a certificate
+        logger.emit(events.CONFIGURATION_REFUSED, error)
+        return EXIT_SETTINGS
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop's loop where it is installed, else asyncio's own."""
+    try:
         import uvloop
     except ImportError:
-        return asyncio.run(main())
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(main())
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
 
 
-def secrets(*settings: Source) -> list[str]:
-    """Every secret value, and the password within it when it is a URL."""
+def secrets(*settings: BaseModel) -> list[str]:
+    """Every secret value, those of nested settings too, and the password within it when it is a URL."""
     found: list[str] = []
     for source in settings:
         for name in type(source).model_fields:
@@ -44,6 +55,8 @@ def secrets(*settings: Source) -> list[str]:
                 credentials = text.partition("://")[2].rpartition("@")[0]
                 if ":" in credentials:
                     found.append(credentials.partition(":")[2])
+            elif isinstance(value, Mapping):
+                found += secrets(*(item for item in value.values() if isinstance(item, BaseModel)))
     return found
 
 

@@ -20,6 +20,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from common.errors import ConfigurationError
+
 Condition = Callable[[], str | None]
 """Returns None when it holds, else what is wrong."""
 
@@ -117,14 +119,21 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class ProbeServer(ThreadingHTTPServer):
-    """The HTTP server; :meth:`start` returns when the port is bound."""
+    """The HTTP server; the port is bound when it is made.
+
+    Raises:
+        ConfigurationError: the address can not be bound.
+    """
 
     daemon_threads = True
 
     def __init__(self, host: str, port: int, health: Health, registry: CollectorRegistry) -> None:
         self.health = health
         self.registry = registry
-        super().__init__((host, port), _Handler)
+        try:
+            super().__init__((host, port), _Handler)
+        except OSError as error:
+            raise ConfigurationError(f"PROBE_HOST={host}, PROBE_PORT={port}: {error}") from None
         self._thread = threading.Thread(target=self.serve_forever, name="probes", daemon=True)
 
     @property

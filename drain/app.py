@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
+from prometheus_client import Counter, Histogram
+
 from common.logs import Logger, fingerprint
 from drain import events
 from drain.apns.answers import (
@@ -61,6 +63,13 @@ class App:
     rest_until: float = 0.0
     pushing: dict[str, Delivery] = field(default_factory=dict)
     throttled: dict[str, float] = field(default_factory=dict)
+    pushes: Counter = field(init=False)
+    push_duration: Histogram = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Once for each app: looking a label up costs as much as counting.
+        self.pushes = self.metrics.pushes.labels(self.name)
+        self.push_duration = self.metrics.push_duration.labels(self.name)
 
     def wants(self, now: float) -> int:
         """Rows to claim now. A hungry app waits for room for a whole claim, so that claims stay few."""
@@ -114,7 +123,7 @@ class App:
         if (left := expiry_seconds(delivery)) is not None:
             start_by = min(start_by, now + left)
         self.pushing[push.notification_id] = delivery
-        self.metrics.pushes.labels(self.name).inc()
+        self.pushes.inc()
         self.session.submit(push, start_by, self.replied)
 
     def replied(self, push: Push, reply: Reply) -> None:
@@ -122,7 +131,7 @@ class App:
         delivery = self.pushing.pop(push.notification_id)
         match reply:
             case Answered():
-                self.metrics.push_duration.labels(self.name).observe(reply.seconds)
+                self.push_duration.observe(reply.seconds)
             case MaybeDelivered() | NoAnswer():
                 self.metrics.maybe.labels(self.name).inc()
             case _:

@@ -72,13 +72,13 @@ class DrainMetrics:
         )
         self.end_to_end = Histogram(
             "drain_end_to_end_seconds",
-            "created_at to the final outcome sent.",
+            "created_at to the written outcome, of the oldest sent row of each settle.",
             buckets=AGE,
             registry=registry,
         )
         self.lease_left = Histogram(
             "drain_lease_left_seconds",
-            "Rest of the lease when an outcome was settled.",
+            "Rest of the lease when outcomes were settled: the least of each settle.",
             buckets=(0, 1, 5, 10, 20, 30, 60, 90, 110, 120),
             registry=registry,
         )
@@ -139,15 +139,13 @@ class DrainMetrics:
         unmatched = {id(settlement) for settlement in stale}
         matched = [row for row in rows if id(row) not in unmatched]
         monotonic = asyncio.get_running_loop().time()
-        for row in rows:
-            until = self._leases.pop((row.delivery.id, row.delivery.claim_version), None)
-            if until is not None:
-                self.lease_left.observe(max(0.0, until - monotonic))
-        now = time.time()
+        ends = [self._leases.pop((row.delivery.id, row.delivery.claim_version), None) for row in rows]
+        if known := [until for until in ends if until is not None]:
+            self.lease_left.observe(max(0.0, min(known) - monotonic))
         for key, count in Tally((row.delivery.app, row.label, row.reason_class) for row in matched).items():
             self.outcomes.labels(*key).inc(count)
         for row in matched:
-            if row.status == "sent":
-                self.end_to_end.observe(max(0.0, now - row.delivery.created_at.timestamp()))
             if row.token_dead:
                 self.tokens_dead.labels(row.delivery.app).inc()
+        if sent := [row.delivery.created_at for row in matched if row.status == "sent"]:
+            self.end_to_end.observe(max(0.0, time.time() - min(sent).timestamp()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
+from typing import Literal, NamedTuple
 from uuid import UUID
 
 Status = Literal["pending", "sent", "failed", "expired", "superseded"]
@@ -13,9 +13,8 @@ NO_EXPIRY_STORAGE = 0
 """expires_at at the epoch: apns-expiration 0, one attempt by APNs, nothing stored; it does not expire the row."""
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """One claimed row. Field order is the order of the claim's RETURNING."""
+class Delivery(NamedTuple):
+    """One claimed row. Field order is the order of the claim's RETURNING; a tuple, for it is made for every push."""
 
     id: int
     claim_version: int
