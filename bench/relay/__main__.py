@@ -162,7 +162,8 @@ class Bench:
         options = self.options
         print(
             f"{options.messages} messages of {options.size} bytes a round; relay: {options.lanes} lanes, "
-            f"batches of {options.batch}; raw: at most {options.window} unconfirmed; {os.cpu_count()} cores"
+            f"batches of {options.batch}; raw: at most {options.window} unconfirmed; {os.cpu_count()} cores, "
+            f"load before {os.getloadavg()[0]:.1f} (others' work slows all three down and inflates CPU times)"
         )
         print(
             f"{'round':>5}  {'raw /s':>8}  {'relay /s':>8}  {'ratio':>5}  {'raw CPU us':>10}  {'relay CPU us':>12}"
