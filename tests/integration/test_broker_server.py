@@ -41,19 +41,6 @@ def user_who_may(server: PrivateRabbit, configure: str, write: str) -> str:
     return server.url.replace("guest:guest", f"{name}:secret")
 
 
-def close_channels(server: PrivateRabbit, vhost: str) -> int:
-    """Close every channel of a vhost from the broker's side: each is made to look for an exchange that is not there."""
-    look = '{\'exchange.declare\', 0, <<"none">>, <<"topic">>, true, false, false, false, false, []}'
-    return int(
-        server.admin.eval(
-            "Found = [Pid || Pid <- rabbit_channel:list(), "
-            f'rabbit_channel:info(Pid, [vhost]) =:= [{{vhost, <<"{vhost}">>}}]], '
-            f"[rabbit_channel:do(Pid, {look}) || Pid <- Found], "
-            "length(Found)."
-        )
-    )
-
-
 async def test_a_blocked_broker_gets_nothing_more_and_each_row_arrives_once_or_twice(
     server: PrivateRabbit, exchange: str
 ) -> None:
@@ -234,7 +221,7 @@ async def test_channels_closed_from_the_brokers_side_are_replaced_by_the_next_ba
         async with looking_at(url, exchange) as queues:
             queue = await queues.bind()
         for _ in range(5):
-            assert close_channels(server, vhost) == 1
+            assert server.admin.close_channels(vhost) == 1
             await asyncio.sleep(0.05)  # while no row is in flight, which would be blamed
             await side.publisher.ready(2.0)
             assert await side.publish(rows(3)) == [PUBLISHED] * 3
