@@ -22,9 +22,9 @@ from common.settings import SharedSettings, load
 SHOP = Path(__file__).with_name("shop.sql")
 
 
-async def place_order(connection: asyncpg.Connection, schema: str) -> None:
-    """Place one order of a random customer."""
-    customer = random.randint(1, 200)
+async def place_order(connection: asyncpg.Connection, schema: str, customer: int | None = None) -> int:
+    """Place one order, of a random customer unless one is named; return its id."""
+    customer = customer or random.randint(1, 200)
     cents = random.randint(500, 20_000)
     async with connection.transaction():
         order_id = await connection.fetchval(
@@ -38,6 +38,7 @@ async def place_order(connection: asyncpg.Connection, schema: str) -> None:
             json.dumps({"order_id": order_id, "customer_id": customer, "cents": cents}),
             f"customer-{customer}",
         )
+    return int(order_id)
 
 
 async def produce(database_url: str, schema: str, rate: float, limit: int | None, stop: asyncio.Event) -> int:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.crash.amqp_gate import PublishGate
+from deploy.local.amqp_gate import PublishGate
 
 BATCH, PUBLISHED = 100, 40
 

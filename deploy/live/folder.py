@@ -1,0 +1,73 @@
+"""The folder of one run: data, logs and keys of everything it starts."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import tempfile
+from pathlib import Path
+from typing import IO
+
+from deploy.local.processes import StartFailed, private_directory, remove_directory
+from deploy.local.supervise import REPOSITORY
+
+PREFIX = "rd-up-"
+POINTER = REPOSITORY / ".run"
+"""Holds the path of what ``--keep`` kept. Not the data themselves: the path of a Unix socket is short, and
+PostgreSQL's user, which is never root, may not be able to reach the clone."""
+KEPT_BELOW = Path("/var/tmp")  # survives a reboot
+
+
+class RunFolder:
+    """A new folder, gone with this process at the latest; or with ``keep`` the one of the last such run.
+
+    Raises:
+        StartFailed: another run has the kept folder, or it can not be made.
+    """
+
+    def __init__(self, *, keep: bool, fresh: bool) -> None:
+        self.kept = keep
+        self.found = False
+        """The folder held the data of an earlier run."""
+        self._lock: IO[str] | None = None
+        try:
+            self.path = self._open_kept(fresh) if keep else private_directory(PREFIX)
+            # Others may pass through to what is theirs inside (PostgreSQL's user), and list nothing.
+            self.path.chmod(0o711)
+            self.logs.mkdir(exist_ok=True)
+        except OSError as error:
+            raise StartFailed(f"no folder for the run: {error}") from None
+
+    @property
+    def logs(self) -> Path:
+        """What each process writes."""
+        return self.path / "logs"
+
+    def close(self) -> None:
+        """Remove the folder unless it is kept."""
+        if not self.kept:
+            remove_directory(self.path)
+        elif self._lock is not None:
+            self._lock.close()
+
+    def _open_kept(self, fresh: bool) -> Path:
+        POINTER.mkdir(exist_ok=True)
+        self._lock = (POINTER / "lock").open("w", encoding="utf-8")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise StartFailed(
+                "another ./deploy/up --keep of this clone is running; without --keep a second one runs beside it"
+            ) from None
+        pointer = POINTER / "folder"
+        with contextlib.suppress(OSError):
+            path = Path(pointer.read_text(encoding="utf-8").strip())
+            if path.name.startswith(PREFIX) and path.is_dir() and path.stat().st_uid == os.geteuid():
+                if not fresh:
+                    self.found = True
+                    return path
+                remove_directory(path)
+        path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=KEPT_BELOW))
+        pointer.write_text(f"{path}\n", encoding="utf-8")
+        return path
