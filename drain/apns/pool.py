@@ -122,6 +122,8 @@ class ApnsPool(APNsBaseConnectionPool):
         except BaseException:
             connection.abort("given up")
             raise
+        if connection.gone:  # SETTINGS and the end came in one piece.
+            raise ConnectError(connection.ended_by, config=connection.streams.config_fault)
         return connection
 
     def discard_connection(self, connection: APNsBaseClientProtocol) -> None:

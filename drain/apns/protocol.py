@@ -45,12 +45,13 @@ class ApnsConnection(APNsTLSClientProtocol):
         self.ready.add_done_callback(lambda future: future.cancelled() or future.exception())
         self.retiring: str | None = None
         """Why it takes no new push any more."""
+        self.gone = False
+        """Every push has its reply; only the socket may still have to close."""
         self.ended_by = ""
         self.abrupt = False
         self.suspect = False
         """The peer owes answers and is silent: no new push until it speaks."""
         self._drain_by = math.inf
-        self._gone = False
         self._paused = False
         self._ping_sent: float | None = None
         self._flush_due = False
@@ -75,7 +76,7 @@ class ApnsConnection(APNsTLSClientProtocol):
 
     def check(self, now: float) -> float:
         """Do what is due by now; returns when to look again at the latest."""
-        if self._gone:
+        if self.gone:
             return math.inf
         due = self.streams.expire(now)
         if now >= self._drain_by:
@@ -96,7 +97,7 @@ class ApnsConnection(APNsTLSClientProtocol):
 
     def leave(self) -> None:
         """Close. Pushes without an answer are told so at once."""
-        if self._gone:
+        if self.gone:
             return
         self._end(self.retiring or "closed")
         self.streams.http2.goaway(0)
@@ -105,7 +106,7 @@ class ApnsConnection(APNsTLSClientProtocol):
 
     def abort(self, why: str) -> None:
         """Drop the connection at once: the peer is dead or broke the protocol."""
-        if self._gone:
+        if self.gone:
             return
         self.abrupt = True
         self._end(why)
@@ -144,7 +145,7 @@ class ApnsConnection(APNsTLSClientProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The end, whoever brought it."""
-        if not self._gone:
+        if not self.gone:
             self.abrupt = True
             self.streams.config_fault = self.streams.config_fault or refused(exc)
             self._end(f"connection lost: {describe(exc)}" if exc else "connection closed by APNs")
@@ -205,7 +206,7 @@ class ApnsConnection(APNsTLSClientProtocol):
 
     def _end(self, why: str) -> None:
         """Once, at the first of leave, abort and connection_lost."""
-        self._gone = True
+        self.gone = True
         self.ended_by = why
         self.retiring = self.retiring or why
         if not self.ready.done():

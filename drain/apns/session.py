@@ -56,6 +56,7 @@ class ApnsSession:
         self._starved_since: float | None = None
         self._pump_due = False
         self._closing = False
+        self._closed = False
         self._pool: ApnsPool | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -160,6 +161,7 @@ class ApnsSession:
                 await asyncio.wait_for(self._quiet.wait(), timeout)
         if self._pool is not None:
             await self._pool.leave_all()
+        self._closed = True
         if self._timer is not None:
             self._timer.cancel()
         self._deliver()
@@ -260,7 +262,7 @@ class ApnsSession:
 
     def wake_at(self, when: float) -> None:
         """Something is due then: look no later."""
-        if when < self._timer_at and self._pool is not None:
+        if when < self._timer_at and self._pool is not None and not self._closed:
             if self._timer is not None:
                 self._timer.cancel()
             self._timer_at = when

@@ -18,6 +18,7 @@ from aioapns.connection import APNsBaseClientProtocol
 
 from deploy.local.certificates import Certificates
 from deploy.simulator.client import SimulatorClient, step
+from drain.apns.frames import PUSH_PROMISE, SETTINGS, frame
 from drain.apns.model import Answered, MaybeDelivered, NotSent, Reply
 from tests.integration.apns.conftest import Courier, until
 from tests.integration.apns.test_apns_session import kinds, statuses
@@ -351,6 +352,29 @@ async def test_a_server_that_closes_is_left_for_another(
     answers = [(await courier.send(session, courier.pushes(1)))[0] for _ in range(3)]
     assert [answer.reason for answer in answers if isinstance(answer, Answered)] == [reason, None, None]
     assert apns.stats()["connections_opened"] == 2
+
+
+async def test_connections_that_end_with_their_first_bytes_are_not_counted_as_open(
+    courier: Courier, certificates: Certificates
+) -> None:
+    """Counted, they would fill the pool, and no connection would be opened any more."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates.good.certificate, certificates.good.key)
+    context.set_alpn_protocols(["h2"])
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(frame(SETTINGS, 0, 0, b"") + frame(PUSH_PROMISE, 0, 1, bytes(4)))
+        await writer.drain()
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+    target = courier.target(port=server.sockets[0].getsockname()[1], ca_file=certificates.ca)
+    session = await courier.session(target, connected=False, max_connections=1, backoff_cap=0.02)
+    await until(lambda: session.connect_failures >= 4)
+    assert "PUSH_PROMISE" in str(session.problem)
+    await session.close(0.0)
+    server.close()
 
 
 async def test_enhance_your_calm_is_obeyed_before_connecting_again(
