@@ -17,6 +17,7 @@ from deploy.local.databases import PostgresAdmin
 from deploy.local.door import BrokerAdmin
 from deploy.local.host import VARIABLE, ServerHost, Servers, migrated_template
 from deploy.local.installations import machine_binaries, major_version, wheel_binaries
+from deploy.local.pgbouncer import PrivatePgbouncer, pgbouncer_program
 from deploy.local.postgres import PrivatePostgres
 from deploy.local.proxy import SilentProxy
 from deploy.local.rabbitmq import PrivateRabbit, greets
@@ -201,6 +202,14 @@ def drain(processes: Processes, request: pytest.FixtureRequest) -> DrainFactory:
 def proxy(processes: Processes) -> Callable[[int], SilentProxy]:
     """``proxy(port)`` starts a SilentProxy in front of a port of loopback."""
     return processes.proxy
+
+
+@pytest.fixture
+def pgbouncer(postgres: PostgresAdmin, processes: Processes) -> PrivatePgbouncer:
+    """A pool in transaction mode in front of the run's PostgreSQL: ``pgbouncer.url_of(database.name)``."""
+    if pgbouncer_program() is None:
+        pytest.skip("THERE IS NO PGBOUNCER ON THIS MACHINE")
+    return processes.enter(PrivatePgbouncer(postgres.port))
 
 
 @pytest.fixture(scope="module")

@@ -18,11 +18,13 @@ import pytest
 
 from deploy.local.certificates import Certificates
 from deploy.local.installations import machine_binaries, wheel_binaries
+from deploy.local.pgbouncer import PrivatePgbouncer
 from deploy.local.postgres import PrivatePostgres, Tls
 from deploy.local.processes import StartFailed, private_directory, remove_directory, unprivileged_user
 from deploy.local.rabbitmq import PrivateRabbit, greets
 from deploy.local.supervise import REPOSITORY, clean_environment
 from tests.support.broker import Broker
+from tests.support.database import Database
 
 
 def naming(text: str) -> list[int]:
@@ -264,3 +266,16 @@ def test_servers_die_and_leave_no_folder_when_their_owner_is_killed(tmp_path: Pa
         time.sleep(0.02)
     assert not Path(directory).exists()
     assert REPOSITORY.exists()
+
+
+def test_pgbouncer_gives_each_transaction_any_of_its_connections(
+    database: Database, pgbouncer: PrivatePgbouncer
+) -> None:
+    url = pgbouncer.url_of(database.name)
+    with psycopg.connect(url, autocommit=True) as one, psycopg.connect(url, autocommit=True) as two:
+        backends = {
+            connection.execute("SELECT pg_backend_pid()").fetchone() for connection in (one, two, one)
+        }
+    assert len(backends) == 1
+    pgbouncer.stop()
+    assert naming(str(pgbouncer.directory)) == []

@@ -7,13 +7,15 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from deploy.local.proxy import SilentProxy
 from deploy.local.supervise import Daemon
 from deploy.simulator.client import SimulatorClient
 from tests.support.broker import Broker
 from tests.support.database import Database
+
+T = TypeVar("T")
 
 APP = "shop"
 """The APNs app that ``drain`` knows when a test says nothing else."""
@@ -36,7 +38,11 @@ class Processes:
 
     def proxy(self, port: int) -> SilentProxy:
         """Start a proxy in front of a port of loopback."""
-        return self._stack.enter_context(SilentProxy(port))
+        return self.enter(SilentProxy(port))
+
+    def enter(self, context: contextlib.AbstractContextManager[T]) -> T:
+        """Start anything else that is a context manager."""
+        return self._stack.enter_context(context)
 
     def close(self) -> None:
         """End everything."""
