@@ -6,6 +6,7 @@ this file costs about 20. HPACK decoding is jh2's.
 """
 
 import asyncio
+import contextlib
 import socket
 import struct
 import time
@@ -218,7 +219,8 @@ class Connection(asyncio.Protocol):
         """At once, with nothing said; `rst`: the peer sees a reset and not an end of stream."""
         self.closing = True
         if rst:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_RST)
+            with contextlib.suppress(OSError):  # The client has closed it a moment ago.
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_RST)
         if self.transport is not None:
             self.transport.abort()
 
