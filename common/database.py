@@ -19,7 +19,7 @@ import asyncpg
 from common.settings import SharedSettings
 
 # SQLSTATE classes and codes that say: not now. Anything else is an error in the statement or in the data.
-_WAITING_HELPS = ("08", "53", "57", "25006", "25P03", "40", "55P03", "0A000")
+_WAITING_HELPS = ("08", "53", "57", "25006", "25P03", "25P04", "40", "55P03", "0A000")
 
 
 class PoolMeter(Protocol):

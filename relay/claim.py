@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import math
 import random
 import string
 from dataclasses import dataclass, field
@@ -15,6 +16,8 @@ from relay import sql
 from relay.model import OutboxRow
 
 _COLUMNS = 13
+SWEEP_SHARE = 20
+"""A sweep is due again after so many times its own duration: it takes a twentieth of a lane's time at most."""
 KEYS_PER_ROW = 5
 """A keyed claim looks at this many keys for each row it may take: blocked keys are stepped over, not waited for."""
 
@@ -50,8 +53,9 @@ class Claimer:
     Args:
         schema: name of the schema.
         limit: rows of one batch.
-        sweep_interval: seconds after which the fresh source is read from its beginning again, for rows that
-            committed late with an id below the cursor (ThreeDotsLabs/watermill#311).
+        sweep_interval: seconds after which the fresh source is read from its beginning again at the latest, for
+            rows that committed late with an id below the cursor (ThreeDotsLabs/watermill#311). While sweeps are
+            cheap they come sooner: dead rows that a snapshot keeps alive are what makes them dear.
     """
 
     def __init__(self, schema: str, limit: int, sweep_interval: float) -> None:
@@ -63,6 +67,7 @@ class Claimer:
         )
         self._last_id = 0
         self._sweep_at = 0.0
+        self._swept = True
         # Lanes and replicas start at different keys, or all would queue up at the same first ones.
         self._key = random.choice(string.ascii_letters)
         self._pass_found = 0
@@ -71,6 +76,14 @@ class Claimer:
     def forget(self) -> None:
         """Start from the beginning: rows below the cursors may be open again (a batch was not marked whole)."""
         self._sweep_at = 0.0
+
+    def put_off(self) -> None:
+        """Rows below the cursor wait for the next tick: those behind them go first."""
+        self._sweep_at = asyncio.get_running_loop().time() + self._sweep_interval
+
+    def sweep_owed_in(self) -> float:
+        """Seconds until the sweep that follows a claim from the cursor; infinite after a sweep."""
+        return math.inf if self._swept else self._sweep_at - asyncio.get_running_loop().time()
 
     async def claim(self, connection: asyncpg.Connection, source: Source) -> Batch:
         """Lock and return the next batch of a source. Nothing is written; a rollback undoes it all."""
@@ -83,12 +96,15 @@ class Claimer:
                 return await self._claim_keyed(connection)
 
     async def _claim_fresh(self, connection: asyncpg.Connection) -> Batch:
-        now = asyncio.get_running_loop().time()
-        if now >= self._sweep_at:
-            self._last_id, self._sweep_at = 0, now + self._sweep_interval
-        rows = [
-            OutboxRow(*record) for record in await connection.fetch(self._fresh, self._last_id, self._limit)
-        ]
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        self._swept = began >= self._sweep_at
+        records = await connection.fetch(self._fresh, 0 if self._swept else self._last_id, self._limit)
+        if self._swept:
+            now = loop.time()
+            self._last_id = 0
+            self._sweep_at = now + min(self._sweep_interval, SWEEP_SHARE * (now - began))
+        rows = [OutboxRow(*record) for record in records]
         if rows:
             self._last_id = rows[-1].id
         return Batch(Source.FRESH, rows, more=len(rows) == self._limit)

@@ -29,6 +29,7 @@ from relay.message import MessageConfig
 from relay.metrics import RelayMetrics
 from relay.publish import Publisher
 from relay.settings import CLOSE_TIMEOUT, RelaySettings, Settings
+from relay.telling import Telling
 from relay.tracing import tracer_from_environment
 from relay.wakeup import Wakeup
 
@@ -180,7 +181,7 @@ class Daemon:
             metrics=self.metrics,
             lifecycle=self.lifecycle,
             wakeup=wakeup,
-            logger=self.logger,
+            telling=Telling(self.logger),
             outage=Outage(self.logger, events.BATCH_FAILED, events.BATCH_RECOVERED),
             backoff=Backoff(relay.backoff_base, relay.backoff_cap),
         )

@@ -18,15 +18,16 @@ import asyncpg
 from common.backoff import Backoff
 from common.database import Database, waiting_helps
 from common.lifecycle import Lifecycle
-from common.logs import Logger
 from common.outage import Outage
 from relay import events, sql
+from relay.broker import BrokerUnavailable
 from relay.claim import Batch, Claimer, Source
 from relay.mark import Marker, Marks, RetryPolicy, decide
 from relay.metrics import RelayMetrics
 from relay.model import Verdict
 from relay.publish import Publisher
 from relay.settings import MARK_MARGIN, RelaySettings
+from relay.telling import Telling
 
 READY_SECONDS = 1.0
 """Wait for the broker before a batch; short, so that a stop is not held up."""
@@ -34,6 +35,10 @@ READY_SECONDS = 1.0
 
 class CommitLost(Exception):
     """COMMIT ended as a rollback: nothing of the batch is marked."""
+
+
+class NothingConfirmed(Exception):
+    """The broker answered for no row of a batch; each further try may be one more duplicate of all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +55,7 @@ class Lane:
     metrics: RelayMetrics
     lifecycle: Lifecycle
     wakeup: asyncio.Event
-    logger: Logger
+    telling: Telling
     outage: Outage
     backoff: Backoff
 
@@ -62,60 +67,79 @@ class Lane:
             try:
                 await self.drain_sources()
             except Exception as error:
-                self.claimer.forget()
-                self.metrics.batch_failed(self.metrics.stage_of(self.name))
-                self.outage.failed(error, stage=self.metrics.stage_of(self.name), lane=self.name)
-                if waiting_helps(error):
-                    await self.database.suspect()
-                await self.lifecycle.pause(self.backoff.next())
+                await self.lifecycle.pause(await self.failed(error))
             else:
                 self.outage.worked(lane=self.name)
                 self.backoff.reset()
                 self.lifecycle.succeeded(self.name)
-                await self.lifecycle.pause(self.settings.tick * random.uniform(0.9, 1.1), self.wakeup)
+                await self.lifecycle.pause(self.rest(), self.wakeup)
         self.lifecycle.health.ended(self.name)
 
     async def drain_sources(self) -> None:
-        """Take batches from every source that has more; returns when none has."""
-        busy = set(Source)
+        """Take batches from every source that has more; returns when none has.
+
+        Raises:
+            NothingConfirmed: by some source, after the others had their turn.
+            Exception: as of relay_batch, at once.
+        """
+        busy, silent = set(Source), None
         while busy and not self.lifecycle.stopping.is_set():
-            for source in Source:
-                if source in busy and not await self.relay_batch(source):
+            for source in [source for source in Source if source in busy]:
+                try:
+                    more = await self.relay_batch(source)
+                except NothingConfirmed as error:
+                    more, silent = False, error
+                if not more:
                     busy.discard(source)
-            # A backlog of hours is work being done, not a stall.
-            self.lifecycle.tick(self.name)
-            self.lifecycle.succeeded(self.name)
+                # A backlog of hours is work being done, not a stall.
+                self.lifecycle.tick(self.name)
+            if silent is None:
+                self.lifecycle.succeeded(self.name)
+        if silent is not None:
+            raise silent
 
     async def relay_batch(self, source: Source) -> bool:
         """Claim, publish, mark, commit one batch; say whether the source may have more right now.
 
         Raises:
             BrokerUnavailable: away, blocked or not ready; no transaction was begun.
+            NothingConfirmed: the batch ended without a word from the broker; its rows are untouched.
             OSError, TimeoutError, asyncpg.PostgresError: the transaction was rolled back.
         """
+        loop = asyncio.get_running_loop()
         self.at("broker")
         await self.publisher.ready(READY_SECONDS)
-        began = asyncio.get_running_loop().time()
+        began = loop.time()
         deadline = began + self.settings.batch_deadline
+        confirms_by = min(began + self.settings.confirm_timeout, deadline - MARK_MARGIN)
         async with asyncio.timeout_at(deadline):
             self.at("connect")
             async with self.database.connection() as connection:
                 self.at("claim")
-                await connection.execute(self.begin_statement())
-                batch = await self.claimer.claim(connection, source)
+                await connection.execute(self.begin_statement(connection))
+                # Asked here, after the last wait before the claim: nothing is claimed after the stop.
+                stopping = self.lifecycle.stopping.is_set()
+                batch = Batch(source) if stopping else await self.claimer.claim(connection, source)
                 if not len(batch):
                     await connection.execute("ROLLBACK")
                     return batch.more
                 self.at("publish")
-                marks = await self.publish(
-                    batch, min(began + self.settings.confirm_timeout, deadline - MARK_MARGIN)
-                )
+                marks = await self.publish(batch, confirms_by)
+                late = loop.time() >= confirms_by
+                if late and source is Source.RETRY:
+                    marks.defer(self.policy)
                 self.at("mark")
                 await self.marker.write(connection, marks)
                 self.at("commit")
                 await self.commit(connection)
-        self.committed(batch, marks, asyncio.get_running_loop().time() - began)
-        return batch.more and bool(marks.published or marks.failures)
+        self.committed(batch, marks, loop.time() - began)
+        if marks.left and source is Source.FRESH:
+            # Rows that a silent queue left come again at the next tick: those behind them go first.
+            self.claimer.put_off() if late else self.claimer.forget()
+        if not marks.published and not marks.failures:
+            self.at("publish")
+            raise NothingConfirmed(marks.left[0][1])
+        return batch.more
 
     async def publish(self, batch: Batch, deadline: float) -> Marks:
         """Publish a batch and sort its rows; suspects go last, one at a time."""
@@ -126,16 +150,37 @@ class Lane:
             verdicts += await self.publisher.publish(batch.suspects, deadline, one_at_a_time=True)
         return decide([*batch.rows, *batch.suspects], verdicts, self.policy)
 
+    async def failed(self, error: Exception) -> float:
+        """Count a failure and say it, unless it was said; return how long to wait."""
+        stage = self.metrics.stage_of(self.name)
+        self.metrics.batch_failed(stage)
+        self.outage.failed(error, stage=stage, lane=self.name)
+        if isinstance(error, BrokerUnavailable):
+            # The wait for the broker ends when it comes, and its connection has a backoff of its own.
+            return self.settings.backoff_base * random.uniform(0.5, 1.0)
+        if not isinstance(error, NothingConfirmed):
+            self.claimer.forget()
+        if waiting_helps(error):
+            await self.database.suspect()
+        return self.backoff.next()
+
+    def rest(self) -> float:
+        """Seconds until the next look, unless a wake-up comes: a tick at most, less when a sweep is owed."""
+        return min(self.settings.tick * random.uniform(0.8, 1.0), self.claimer.sweep_owed_in())
+
     async def commit(self, connection: asyncpg.Connection) -> None:
         """Commit, and believe only the server's word for it: an aborted transaction answers ROLLBACK."""
         answer = await connection.execute("COMMIT")
         if answer != "COMMIT":
             raise CommitLost(f"COMMIT was answered by {answer}")
 
-    def begin_statement(self) -> str:
+    def begin_statement(self, connection: asyncpg.Connection) -> str:
         """BEGIN with the server's own guards; the server must not be more patient than the deadline."""
         milliseconds = int(self.settings.batch_deadline * 1000)
-        return sql.BEGIN.format(idle=milliseconds, statement=milliseconds, lock=milliseconds)
+        begin = sql.BEGIN.format(idle=milliseconds, statement=milliseconds, lock=milliseconds)
+        if connection.get_server_version().major >= sql.TRANSACTION_TIMEOUT_SINCE:
+            begin += sql.BEGIN_TRANSACTION_TIMEOUT.format(transaction=milliseconds)
+        return begin
 
     def committed(self, batch: Batch, marks: Marks, seconds: float) -> None:
         """Count a committed batch, and say what went wrong in it."""
@@ -143,9 +188,8 @@ class Lane:
         nacked = [failure for failure in marks.failures if not failure.burnt]
         for failure in marks.failures:
             if failure.burnt:
-                event = events.ROW_QUARANTINED if failure.quarantine else events.ROW_FAILED
-                self.logger.emit(
-                    event,
+                self.telling.emit(
+                    events.ROW_QUARANTINED if failure.quarantine else events.ROW_FAILED,
                     id=failure.row.id,
                     event_id=str(failure.row.event_id),
                     event_type=failure.row.event_type,
@@ -153,10 +197,9 @@ class Lane:
                     row_error=failure.error[:200],
                 )
         if nacked:
-            self.logger.emit(events.ROWS_NACKED, rows=len(nacked), row_error=nacked[0].error[:200])
-        if marks.left:
-            self.claimer.forget()
-            self.logger.emit(events.ROWS_LEFT, rows=len(marks.left), why=marks.left[0][1])
+            self.telling.emit(events.ROWS_NACKED, rows=len(nacked), row_error=nacked[0].error[:200])
+        if marks.left and (marks.published or marks.failures):
+            self.telling.emit(events.ROWS_LEFT, rows=len(marks.left), why=marks.left[0][1])
 
     def at(self, stage: str) -> None:
         """Remember the stage, for the count of failures by stage."""

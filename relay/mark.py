@@ -52,7 +52,18 @@ class Marks:
     published: list[OutboxRow] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     left: list[tuple[OutboxRow, str]] = field(default_factory=list)
+    deferred: list[Failure] = field(default_factory=list)
     verdicts: Counter[str] = field(default_factory=Counter)
+
+    def defer(self, policy: RetryPolicy) -> None:
+        """Put off the rows that a silent queue left, at different lengths; no attempt is burnt.
+
+        For retried rows only: they are claimed by time, and the same ones would come first for ever.
+        """
+        self.deferred = [
+            Failure(row, 0, policy.uniform(0.5, 1.5) * policy.nack_delay, why, quarantine=False)
+            for row, why in self.left
+        ]
 
 
 def decide(rows: Sequence[OutboxRow], verdicts: Sequence[Verdict], policy: RetryPolicy) -> Marks:
@@ -89,8 +100,8 @@ class Marker:
         """Write within the transaction that holds the rows' locks."""
         if marks.published:
             await connection.execute(self._published, [row.id for row in marks.published])
-        if marks.failures:
-            failures = sorted(marks.failures, key=lambda failure: failure.row.id)
+        if marks.failures or marks.deferred:
+            failures = sorted([*marks.failures, *marks.deferred], key=lambda failure: failure.row.id)
             await connection.execute(
                 self._failed,
                 [failure.row.id for failure in failures],

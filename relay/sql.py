@@ -18,6 +18,10 @@ SET LOCAL lock_timeout = {lock}
 """One round trip. The server ends the transaction by itself when relay is gone, frozen, or late; plain BEGIN
 keeps a read-only default, so that FOR UPDATE refuses (25006) before anything is published. No locks."""
 
+TRANSACTION_TIMEOUT_SINCE = 17
+BEGIN_TRANSACTION_TIMEOUT = "; SET LOCAL transaction_timeout = {transaction}"
+"""Since PostgreSQL 17: of the whole transaction. Before, the guards above count anew from each statement on."""
+
 _COLUMNS = """o.id, o.event_id, o.aggregate_type, o.aggregate_id, o.event_type, o.exchange, o.routing_key,
     o.ordering_key, coalesce(o.payload_bytes, convert_to(o.payload::text, 'UTF8')) AS body, o.content_type,
     o.headers::text AS headers, o.created_at, o.attempts"""

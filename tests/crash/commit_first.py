@@ -19,7 +19,7 @@ class CommitFirst(loop.Lane):
     async def relay_batch(self, source):
         await self.publisher.ready(loop.READY_SECONDS)
         async with self.database.connection() as connection:
-            await connection.execute(self.begin_statement())
+            await connection.execute(self.begin_statement(connection))
             batch = await self.claimer.claim(connection, source)
             rows = [*batch.rows, *batch.suspects]
             await self.marker.write(connection, decide(rows, [PUBLISHED] * len(rows), self.policy))
