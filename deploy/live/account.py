@@ -82,7 +82,7 @@ def run_empty(sampler: Sampler, signals: Signals, patience: float = PATIENCE) ->
             return figures
         if now - last_progress >= patience:
             return figures
-        time.sleep(0.1)
+        time.sleep(0.25)
 
 
 def draw_up(stack: Stack, sampler: Sampler, figures: Figures) -> Account:

@@ -173,9 +173,7 @@ def _board(
     row("  published by relay", lambda f: f.tables.published, waiting)
     twice = f"{figures.queue} in the queue, {figures.received_again} came twice"
     row("  applied by the consumer", lambda f: f.tables.accepted, twice)
-    open_rows = (
-        f"{tables.pending} pending, {tables.claimed} claimed, the oldest due for {_age(tables.due_age)}"
-    )
+    open_rows = f"{tables.pending} pending, {tables.claimed} claimed{_oldest(tables.due_age)}"
     row("deliveries sent", lambda f: f.tables.sent, open_rows)
     others = f"{tables.expired} expired, {tables.superseded} superseded"
     row("  failed", lambda f: f.tables.failed, others)

@@ -13,8 +13,8 @@ from deploy.local.processes import StartFailed, private_directory, remove_direct
 from deploy.local.supervise import REPOSITORY
 
 PREFIX = "rd-up-"
-POINTER = REPOSITORY / ".run"
-"""Holds the path of what ``--keep`` kept. Not the data themselves: the path of a Unix socket is short, and
+POINTER = Path(os.environ.get("RELAY_DRAIN_RUN") or REPOSITORY / ".run")
+"""Folder that holds the path of what ``--keep`` kept. Not the data themselves: the path of a Unix socket is short, and
 PostgreSQL's user, which is never root, may not be able to reach the clone."""
 KEPT_BELOW = Path("/var/tmp")  # survives a reboot
 
@@ -48,18 +48,20 @@ class RunFolder:
         """Remove the folder unless it is kept."""
         if not self.kept:
             remove_directory(self.path)
-        elif self._lock is not None:
+        if self._lock is not None:
             self._lock.close()
 
     def _open_kept(self, fresh: bool) -> Path:
-        POINTER.mkdir(exist_ok=True)
-        self._lock = (POINTER / "lock").open("w", encoding="utf-8")
+        POINTER.mkdir(parents=True, exist_ok=True)
+        lock = (POINTER / "lock").open("w", encoding="utf-8")
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
+            lock.close()
             raise StartFailed(
                 "another ./deploy/up --keep of this clone is running; without --keep a second one runs beside it"
             ) from None
+        self._lock = lock
         pointer = POINTER / "folder"
         with contextlib.suppress(OSError):
             path = Path(pointer.read_text(encoding="utf-8").strip())

@@ -30,6 +30,8 @@ from deploy.local.rabbitmq import PrivateRabbit
 from deploy.local.supervise import clean_environment
 from deploy.simulator.client import SimulatorClient
 
+SUPPORTED = (13, 18)
+"""Versions of PostgreSQL, the first and the last."""
 SCHEMA = "relay_drain"
 DATABASE = "shop"
 APP = "shop"
@@ -75,6 +77,7 @@ class Stack:
         self._made: list[Role] = []
         self.postgres = PrivatePostgres(folder.path / "postgres", options.postgres_bin, fast=not options.keep)
         self.rabbit = PrivateRabbit(folder.path / "rabbitmq")
+        self._check_version()
         # The name of a node is the name of its data. Its own epmd keeps it apart from every other node.
         self.rabbit.node = "rd-up@localhost"
         self.tap = Tap(self.rabbit.url, EXCHANGE, PATTERNS)
@@ -203,6 +206,19 @@ class Stack:
         if self._cancelled():
             raise Interrupted
         self._say(text)
+
+    def _check_version(self) -> None:
+        version, oldest, newest = self.postgres.version, *SUPPORTED
+        if not oldest <= version <= newest:
+            raise StartFailed(
+                f"PostgreSQL {version} in {self.postgres.binaries} is not between {oldest} and {newest}"
+            )
+        kept = self.postgres.data / "PG_VERSION"
+        if kept.exists() and (made_by := kept.read_text(encoding="ascii").strip()) != str(version):
+            raise StartFailed(
+                f"the kept data are of PostgreSQL {made_by}, {self.postgres.binaries} is {version}: name the "
+                "programs of that version with --postgres-bin, or throw the data away with --fresh"
+            )
 
     def _make_database(self) -> None:
         admin = self.postgres.admin
