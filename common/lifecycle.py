@@ -135,20 +135,25 @@ class Lifecycle:
             await asyncio.sleep(LAG_INTERVAL)
             self.metrics.loop_lag.observe(max(0.0, loop.time() - due))
 
-    async def watch_stall(self, bound: float, database_seen: Callable[[], float | None]) -> None:
-        """End the daemon when it achieves nothing although the database answers (n8n-io/n8n-hosting#124).
+    async def watch_stall(self, bound: float, needs_seen: Callable[[], float | None]) -> None:
+        """End the daemon when it achieves nothing although all it needs is there (n8n-io/n8n-hosting#124).
+
+        An outage is no stall, nor is the moment in which it ends: the time counts from then.
 
         Args:
             bound: seconds without success; 0 watches nothing.
-            database_seen: monotonic time of the last contact by another connection.
+            needs_seen: monotonic time of the last contact, by another connection, with what the daemon needs;
+                None while something of it is away.
         """
+        since = self._born
         while bound > 0:
             await asyncio.sleep(min(5.0, bound / 4))
             now = time.monotonic()
-            seen = database_seen()
-            answers = seen is not None and now - seen < bound / 2
-            last = max(self._successes.values(), default=self._born)
-            if answers and now - last > bound:
+            seen = needs_seen()
+            if seen is None or now - seen >= bound / 2:
+                since = now
+            last = max([since, *self._successes.values()])
+            if now - last > bound:
                 self.failure = f"no success for {now - last:.0f} s"
                 self.logger.emit(events.STALLED, seconds=round(now - last, 1), bound=bound)
                 self.request_stop(self.failure)

@@ -168,7 +168,7 @@ class SharedSettings(Source):
     )
     stalled_exit: float = setting(
         900.0,
-        "exit 1 when no step succeeded for this long although the database answers; 0 never",
+        "exit 1 when no step succeeded for this long although all it needs is there; 0 never",
         "seconds",
         ge=0,
         le=86400,

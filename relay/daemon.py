@@ -148,9 +148,7 @@ class Daemon:
         lifecycle.start("prune", self.pruner().run())
         lifecycle.start("observer", self.observer.run())
         lifecycle.start("loop-lag", lifecycle.watch_loop_lag())
-        lifecycle.start(
-            "stall", lifecycle.watch_stall(shared.stalled_exit, lambda: self.observer.last_contact)
-        )
+        lifecycle.start("stall", lifecycle.watch_stall(shared.stalled_exit, self.needs_seen))
         self.health.started = True
         self.logger.emit(
             common_events.STARTED,
@@ -213,6 +211,10 @@ class Daemon:
         if seen is None or self.observer.now() - seen > bound:
             return f"no answer within {bound:g} s"
         return None
+
+    def needs_seen(self) -> float | None:
+        """Monotonic time of the database's last sign of life; None while the broker is away or blocked."""
+        return self.observer.last_contact if self.broker.problem() is None else None
 
     async def shutdown(self) -> bool:
         """Let the batches in flight finish, or roll them back; close everything; say whether it was in time."""
