@@ -32,6 +32,8 @@ from drain.model import Delivery, Settlement
 
 BUSY_REST = 2.0
 """Seconds without new claims after APNs said that it is busy (503): the whole app goes slower."""
+CONNECTING_LOOK = 0.05
+"""Seconds between two looks at a connection that is being made."""
 THROTTLED_DEVICES = 10_000
 """Devices that are remembered as throttled at most."""
 
@@ -73,7 +75,7 @@ class App:
 
     def wants(self, now: float) -> int:
         """Rows to claim now. A hungry app waits for room for a whole claim, so that claims stay few."""
-        if now < self.rest_until or (not self.session.connected and self.session.problem is not None):
+        if now < self.rest_until or not self.session.connected:
             return 0
         slots = min(self.claim_size, self.gate.slots(now, self.window - self.unsettled))
         if slots <= 0:
@@ -85,9 +87,20 @@ class App:
         """Seconds until the clock alone can make this app want rows."""
         if self.wants(now) > 0:
             return 0.0
+        if not self.session.connected and self.session.problem is None:
+            return min(poll, CONNECTING_LOOK)
         paused_until = self.gate.until if self.gate.reason is not None else 0.0
         due = max(self.next_poll, paused_until, self.rest_until)
         return min(poll, due - now) if due > now else poll
+
+    def give_back_unreachable(self) -> None:
+        """APNs can not be reached: rows that wait for a connection are given back instead of kept to their lease."""
+        if (
+            self.session.queued
+            and not self.session.connected
+            and (problem := self.session.problem) is not None
+        ):
+            self.session.recall(problem)
 
     def claimed(self, now: float, asked: int, found: int) -> None:
         """A claim asked for rows and found some."""

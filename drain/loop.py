@@ -81,6 +81,8 @@ class Loop:
     async def step(self) -> float:
         """Claim once for the apps that want rows; return how long to sleep unless there is room before."""
         now = asyncio.get_running_loop().time()
+        for app in self.apps.values():
+            app.give_back_unreachable()
         slots = {name: count for name, app in self.apps.items() if (count := app.wants(now)) > 0}
         if not slots:
             return self.until_next_poll(now)
