@@ -81,7 +81,9 @@ class Database:
         try:
             yield connection
         except BaseException:
-            connection.terminate()
+            # When the server ended it, the pool has let go of it already and refuses; the error to tell is the first.
+            with contextlib.suppress(asyncpg.InterfaceError):
+                connection.terminate()
             raise
         finally:
             self._in_use -= 1

@@ -103,7 +103,7 @@ def scraped(tmp_path: Path) -> Iterator[Any]:
         each.close()
 
 
-async def until(condition: Any, what: str, seconds: float = 40) -> None:
+async def until(condition: Any, what: str, seconds: float = 90) -> None:
     deadline = time.monotonic() + seconds
     while True:
         try:
