@@ -62,10 +62,12 @@ async def select(
     """
     selection = Selection()
     async with connection.transaction(readonly=True):
-        # Conditions on parameters that are null fold away only in a plan made for these parameters.
-        await connection.execute("SET LOCAL plan_cache_mode = force_custom_plan")
-        cursor = await connection.cursor(statement, *arguments)
-        while records := await cursor.fetch(FETCH):
+        # SQL's cursor, not the driver's: that one needs a named prepared statement, which stays behind in a session
+        # of pgbouncer's in transaction mode. It is planned for these parameters (conditions on null ones fold away),
+        # and for all rows instead of the first tenth.
+        await connection.execute("SET LOCAL cursor_tuple_fraction = 1")
+        await connection.execute(f"DECLARE selection NO SCROLL CURSOR FOR {statement}", *arguments)
+        while records := await connection.fetch(f"FETCH {FETCH} FROM selection"):
             chosen = [record for record in records if record[0] is not None]
             selection.left += len(records) - len(chosen)
             selection.ids.extend(record[0] for record in chosen)

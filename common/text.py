@@ -134,6 +134,17 @@ def positive(text: str) -> int:
     return value
 
 
+def seconds(text: str) -> float:
+    """Read an interval in seconds, a twentieth at least (a type for argparse)."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.05 <= value <= 86400:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.05 to 86400")
+    return value
+
+
 def row_id(text: str) -> int:
     """Read a row's id (a type for argparse)."""
     if not text.isdecimal() or int(text) >= 2**63:

@@ -6,7 +6,7 @@ by id, and checks under the lock that each is still as it was read. All writes l
 under a live lease, and none touches claim_version: a drain that wakes up late finds its row not claimed by it.
 
 In a selection a parameter that is null is no condition; such conditions fold away, for these statements are planned
-for the parameters at hand (plan_cache_mode = force_custom_plan).
+for the parameters at hand (a cursor is, and so is a statement's first execution).
 """
 
 SAMPLE = 3000

@@ -5,7 +5,7 @@ by id, and checks under the lock that each is still as it was read. All writes l
 (lock_timeout bounds that): two commands can not deadlock, and a daemon's claims skip what is locked.
 
 In a selection a parameter that is null is no condition; such conditions fold away, for these statements are planned
-for the parameters at hand (plan_cache_mode = force_custom_plan).
+for the parameters at hand (a cursor is, and so is a statement's first execution).
 """
 
 from common.sql import CAP

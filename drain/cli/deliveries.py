@@ -13,7 +13,7 @@ import asyncpg
 from common.cli import Command
 from common.logs import fingerprint
 from common.schema import qualify
-from common.text import age, moment, number, positive, row_id, rows, utc
+from common.text import age, moment, number, positive, printable, row_id, rows, utc
 from drain import admin_sql
 from drain.settings import Settings
 
@@ -73,7 +73,9 @@ async def run_show(_: Settings, arguments: argparse.Namespace, command: Command)
         command.say(*([""] if position else []), f"row {row['id']}")
         for name, value in row.items():
             if value is not None and name != "id":
-                command.say(f"  {name:<15} {utc(value) if isinstance(value, datetime) else value}")
+                command.say(
+                    f"  {name:<15} {utc(value) if isinstance(value, datetime) else printable(str(value))}"
+                )
     if not shown:
         command.note("no such row")
     return 0
@@ -98,9 +100,7 @@ async def read(
     """Return the rows of a statement, and the database's time."""
     async with command.database() as connection:
         values = await filter_values(connection, arguments, arguments.status or [*OPEN, *TERMINAL])
-        async with connection.transaction(readonly=True):
-            await connection.execute("SET LOCAL plan_cache_mode = force_custom_plan")
-            records = await connection.fetch(qualify(statement, command.schema), *values)
+        records = await connection.fetch(qualify(statement, command.schema), *values)
         return records, await connection.fetchval("SELECT clock_timestamp()")
 
 

@@ -17,7 +17,7 @@ from common.cli import Command, watch
 from common.explain import address
 from common.settings import SharedSettings
 from common.sql import CAP
-from common.text import age, capped, utc
+from common.text import age, capped, seconds, utc
 from drain.cli.ledger import TERMINAL, ReasonStatus, Status, read
 from drain.settings import Settings
 
@@ -82,8 +82,8 @@ def show(command: Command, status: Status, here: Here, where: str) -> None:
     now = status.observed_at
     lines = [("schema", f"{status.schema} at {where}, {utc(now)}"), ("drain here", daemon_text(here))]
     if status.oldest_transaction_at is not None:
-        seconds = (now - status.oldest_transaction_at).total_seconds()
-        lines.append(("snapshot", f"the oldest transaction holds one for {age(seconds)}"))
+        held = (now - status.oldest_transaction_at).total_seconds()
+        lines.append(("snapshot", f"the oldest transaction holds one for {age(held)}"))
     if status.read_only:
         lines.append(("READ-ONLY", "the database takes no writes: nothing is pushed"))
     command.say(*(f"{name:<12} {text}" for name, text in lines))
@@ -185,7 +185,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--watch",
         nargs="?",
-        type=float,
+        type=seconds,
         const=2.0,
         metavar="SECONDS",
         help="look again until Ctrl-C (2 seconds)",

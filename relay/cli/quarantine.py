@@ -10,7 +10,7 @@ import asyncpg
 from common.cli import Command, CommandRefused, add_write_options
 from common.schema import qualify
 from common.selection import Selection, select
-from common.text import age, error_class, moment, number, positive, row_id, rows, utc
+from common.text import age, error_class, moment, number, positive, printable, row_id, rows, utc
 from relay import admin_sql
 from relay.settings import Settings
 
@@ -57,8 +57,8 @@ async def run_show(settings: Settings, arguments: argparse.Namespace, command: C
         command.say(*([""] if position else []), f"row {row['id']}")
         for name, value in list(row.items())[1:]:
             if value is not None and name not in ("payload", "payload_bytes"):
-                command.say(f"  {name:<15} {utc(value) if name.endswith('_at') else value}")
-        command.say(f"  {'payload':<15} {body(row, arguments.full)}")
+                command.say(f"  {name:<15} {utc(value) if name.endswith('_at') else printable(str(value))}")
+        command.say(f"  {'payload':<15} {printable(body(row, arguments.full))}")
     if not records:
         command.note("no such row in quarantine")
     return 0

@@ -10,7 +10,7 @@ from typing import Any
 from common.cli import Command, watch
 from common.explain import address
 from common.sql import CAP
-from common.text import age, capped, utc
+from common.text import age, capped, seconds, utc
 from relay import admin_sql
 from relay.cli.backlog import Status, read
 from relay.settings import Settings
@@ -145,7 +145,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--watch",
         nargs="?",
-        type=float,
+        type=seconds,
         const=2.0,
         metavar="SECONDS",
         help="look again until Ctrl-C (2 seconds)",
