@@ -18,17 +18,16 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import psycopg
 
+from bench.process import cpu_seconds, rss_megabytes
 from bench.relay.raw import body_of
 from deploy.local.postgres import PrivatePostgres
 from deploy.local.rabbitmq import PrivateRabbit
 
 EXCHANGE = "events"
 QUEUE = "bench"
-TICKS = os.sysconf("SC_CLK_TCK")
 
 INSERT = """
 INSERT INTO relay_drain.outbox (aggregate_type, aggregate_id, event_type, payload)
@@ -48,18 +47,6 @@ class Round:
 
     rate: float
     cpu_us: float
-
-
-def cpu_seconds(pid: int) -> float:
-    """User and system time of a process so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
-
-
-def rss_megabytes(pid: int) -> float:
-    """Resident memory of a process."""
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 class Bench:

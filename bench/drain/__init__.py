@@ -1,0 +1,1 @@
+"""Drain's speed beside stock aioapns' and Node's: see ``python -m bench.drain --help``."""
