@@ -97,7 +97,8 @@ class ApnsPool(APNsBaseConnectionPool):
             connection.leave()
         if self.connections:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._empty.wait(), 2 * self._limits.close_timeout)
+                async with asyncio.timeout(2 * self._limits.close_timeout):
+                    await self._empty.wait()
         for connection in list(self.open):
             if connection.transport is not None:
                 connection.transport.abort()
@@ -115,7 +116,9 @@ class ApnsPool(APNsBaseConnectionPool):
             lambda: ApnsConnection(self._owner, self._target, self._limits, max_age),
         )
         try:
-            await asyncio.wait_for(connection.ready, self._limits.handshake_timeout)
+            # Not wait_for: in Python 3.11 it swallows a cancellation that comes together with the result.
+            async with asyncio.timeout(self._limits.handshake_timeout):
+                await connection.ready
         except TimeoutError:
             connection.abort("no SETTINGS")
             raise ConnectError(f"no SETTINGS in {self._limits.handshake_timeout} s") from None

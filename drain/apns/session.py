@@ -158,7 +158,8 @@ class ApnsSession:
             await asyncio.gather(self._keeper, return_exceptions=True)
         if self._ids:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._quiet.wait(), timeout)
+                async with asyncio.timeout(timeout):
+                    await self._quiet.wait()
         if self._pool is not None:
             await self._pool.leave_all()
         self._closed = True

@@ -20,6 +20,7 @@ from deploy.local.certificates import Certificates
 from deploy.simulator.client import SimulatorClient, step
 from drain.apns.frames import PUSH_PROMISE, SETTINGS, frame
 from drain.apns.model import Answered, MaybeDelivered, NotSent, Reply
+from drain.apns.protocol import ApnsConnection
 from tests.integration.apns.conftest import Courier, until
 from tests.integration.apns.test_apns_session import kinds, statuses
 
@@ -459,3 +460,21 @@ async def test_closing_while_connecting_leaves_nothing_behind(
     await session.close(1.0)
     await asyncio.sleep(0)
     assert sockets() == before
+
+
+async def test_a_cancellation_at_the_very_moment_a_connection_is_ready_is_not_lost(
+    courier: Courier, apns: SimulatorClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """asyncio.wait_for of Python 3.11 swallows it, and close() waited for ever."""
+    session = await courier.session(connected=False)
+    settled = ApnsConnection.settled
+    keeper = session._keeper
+    assert keeper is not None
+
+    def at_once(connection: ApnsConnection) -> None:
+        settled(connection)
+        keeper.cancel()
+
+    monkeypatch.setattr(ApnsConnection, "settled", at_once)
+    await asyncio.wait([keeper], timeout=5)
+    assert keeper.cancelled()
