@@ -13,11 +13,3 @@ class ConfigurationError(RelayDrainError):
 
 class SchemaMismatch(RelayDrainError):
     """The database's schema is missing, too old, or more than one revision newer than this program."""
-
-
-class DatabaseUnavailable(RelayDrainError):
-    """The database can not be used now: away, silent, read-only, or shutting down. Waiting helps."""
-
-
-class InnerTaskDied(RelayDrainError):
-    """A task that must run as long as the daemon ended by itself; the process exits so that it is restarted."""

@@ -70,7 +70,7 @@ def logs() -> str:
         f"# Log events\n\n{NOTE}\n"
         "One JSON object for each line on standard error. Every line has `event`, `level` and `time`, and those of a\n"
         "daemon `daemon` and `instance`. An outage is one line when it begins, one for each minute that it lasts, and\n"
-        "one when it ends. Device tokens appear only as `token_hash`, the first ten digits of their SHA-256.\n"
+        "one when it ends. Device tokens appear only as `device`, the first ten digits of their SHA-256.\n"
     )
     for package, rows in event_table().items():
         cells = [[f"`{e.name}`", e.level, ", ".join(f"`{f}`" for f in e.fields), e.meaning] for e in rows]
