@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+
+if sys.argv[1:2] == ["run"]:
+    # Until the loop takes signals over: a TERM while modules are imported ends the process with 0. As PID 1 it
+    # would be ignored, and the platform would wait for its grace to be over.
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
 
 from relay.cli.main import main
 
