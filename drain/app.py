@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import assert_never
+from typing import TYPE_CHECKING, assert_never
 
 from prometheus_client import Counter, Histogram
 
@@ -29,6 +29,9 @@ from drain.decide import Decision, ended, expiry_seconds, released, settlement
 from drain.gate import Change, Gate
 from drain.metrics import DrainMetrics
 from drain.model import Delivery, Settlement
+
+if TYPE_CHECKING:
+    from drain.tracing import OtelTracer
 
 BUSY_REST = 2.0
 """Seconds without new claims after APNs said that it is busy (503): the whole app goes slower."""
@@ -59,6 +62,7 @@ class App:
     metrics: DrainMetrics
     logger: Logger
     wake: Callable[[], None]
+    tracer: OtelTracer | None = None
     unsettled: int = 0
     hungry: bool = True
     next_poll: float = 0.0
@@ -137,6 +141,8 @@ class App:
             start_by = min(start_by, now + left)
         self.pushing[push.notification_id] = delivery
         self.pushes.inc()
+        if self.tracer is not None:
+            self.tracer.handed_over(push)
         self.session.submit(push, start_by, self.replied)
 
     def replied(self, push: Push, reply: Reply) -> None:
@@ -159,6 +165,8 @@ class App:
             # The probe's row comes back with the next probe; behind it, so that another row is tried first.
             what = replace(what, delay=max(0.0, self.gate.until - now))
         self.settle(what)
+        if self.tracer is not None:
+            self.tracer.replied(push, reply, what)
 
     def weigh(self, delivery: Delivery, outcome: Outcome, now: float) -> Outcome:
         """Tell the gate; a token that is called bad among many such is given back instead of marked dead."""

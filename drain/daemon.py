@@ -32,9 +32,12 @@ from drain.loop import LOOP, Loop
 from drain.metrics import DrainMetrics
 from drain.settings import CLOSE_TIMEOUT, AppSettings, DrainSettings, Settings
 from drain.settle import Settler
+from drain.tracing import tracer_from_environment
 
 APPLICATION_NAME = "drain"
 SAMPLE_SECONDS = 1.0
+FLUSH_SECONDS = 1.0
+"""For the spans that are not sent yet, when drain leaves."""
 
 
 def target(app: AppSettings) -> ApnsTarget:
@@ -150,6 +153,7 @@ class Daemon:
         """Make the apps, the claimer, the settler and the loop."""
         shared, drain = self.settings.shared, self.settings.drain
         tokens = ProviderTokens()
+        self.tracer = tracer_from_environment()
         claimer = Claimer(self.database, shared.database_schema, drain.lease, self.name, drain.poll_interval)
         self.settler = Settler(
             self.database,
@@ -181,6 +185,7 @@ class Daemon:
                 metrics=self.metrics,
                 logger=self.logger,
                 wake=lambda: self.loop.room.set(),
+                tracer=self.tracer,
             )
         self.loop = Loop(
             drain, self.apps, claimer, self.settler, self.database, self.metrics, self.lifecycle, self.logger
@@ -252,8 +257,13 @@ class Daemon:
         ]
         self.settle_task.cancel()
         await lifecycle.cancel_tasks()
-        await self.database.close(CLOSE_TIMEOUT)
+        await asyncio.gather(self.database.close(CLOSE_TIMEOUT), self.flush_spans())
         return left
+
+    async def flush_spans(self) -> None:
+        """Send the spans that are not sent yet, if there are any, within a bound."""
+        if self.tracer is not None:
+            await asyncio.to_thread(self.tracer.close, FLUSH_SECONDS)
 
     def stopped(self, left: list[int]) -> int:
         """Write the last lines; return the exit code."""

@@ -17,8 +17,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from common.errors import ConfigurationError
+from common.tracing import ENDPOINTS
 from relay.model import PUBLISHED, Failed, Left, Nacked, Rejected, Unroutable
-from relay.tracing import ENDPOINTS, OtelTracer, tracer_from_environment
+from relay.tracing import OtelTracer, tracer_from_environment
 from tests.integration.publishing import row
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
