@@ -15,7 +15,7 @@ from common.schema import qualify
 from deploy.local.ports import free_port
 from deploy.local.processes import wait_until
 from drain import sql
-from tests.support.commands import CommandLine
+from tests.support.commands import PATIENCE, CommandLine
 from tests.support.database import Database
 from tests.support.processes import APP, DrainFactory, Simulator
 
@@ -187,9 +187,9 @@ def test_a_row_that_is_claimed_while_cancel_waits_for_its_lock_is_left_to_its_cl
             f"next_attempt_at = now() + interval '2 minutes' WHERE id = {ids[0]}"
         )
         waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = %s"
-        assert wait_until(lambda: database.value(waits, [database.name]) == 1, 20)
+        assert wait_until(lambda: database.value(waits, [database.name]) == 1, PATIENCE)
         claimer.commit()
-        out, _ = process.communicate(timeout=20)
+        out, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0
     assert "cancelled 2 rows; 1 row had changed meanwhile" in out
     assert row(database, ids[0])["status"] == "claimed"
@@ -198,9 +198,9 @@ def test_a_row_that_is_claimed_while_cancel_waits_for_its_lock_is_left_to_its_cl
 def test_a_requeue_that_is_interrupted_leaves_whole_batches(database: Database, command: CommandLine) -> None:
     fill(database, 1000, "failed")
     with command.started("requeue", "--all", "--batch", "50", "--rate", "100", "--yes") as process:
-        assert wait_until(lambda: count(database, "status = 'pending'") >= 100, 20)
+        assert wait_until(lambda: count(database, "status = 'pending'") >= 100, PATIENCE)
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=10)
+        _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     done = count(database, "status = 'pending'")
     assert done % 50 == 0
@@ -283,7 +283,7 @@ def test_check_names_the_grants_that_the_role_lacks_and_they_are_enough_for_the_
         [gone, alive] = fill(database, 2)
         simulator.control.unregister(row(database, gone)["device_token"], since_ms=1_700_000_000_000)
         daemon = drain(DATABASE_URL=url)
-        assert wait_until(lambda: count(database, "finished_at IS NOT NULL") == 2, 15)
+        assert wait_until(lambda: count(database, "finished_at IS NOT NULL") == 2, PATIENCE)
         daemon.close()
         assert (row(database, gone)["last_reason"], row(database, alive)["status"]) == (
             "Unregistered",
@@ -303,13 +303,13 @@ def test_status_shows_a_paused_app_and_a_requeued_row_is_pushed(
     device = row(database, first)["device_token"]
     simulator.control.rule(device, reason="PayloadTooLarge")
     drain(PROBE_PORT=port, DRAIN_PAUSE_BASE=0.2, DRAIN_PAUSE_CAP=0.5)
-    assert wait_until(lambda: row(database, first)["status"] == "failed", 15)
+    assert wait_until(lambda: row(database, first)["status"] == "failed", PATIENCE)
     simulator.control.rule(device, reason="InvalidProviderToken")
     to_simulator.ok("requeue", "--id", first, "--yes")
-    assert wait_until(lambda: to_simulator.ok("status", "--json").json["here"]["paused"] == [APP], 20)
+    assert wait_until(lambda: to_simulator.ok("status", "--json").json["here"]["paused"] == [APP], PATIENCE)
     assert "PAUSED here: InvalidProviderToken" in to_simulator.ok("status").out
     simulator.control.register(device)
-    assert wait_until(lambda: row(database, first)["status"] == "sent", 15)
+    assert wait_until(lambda: row(database, first)["status"] == "sent", PATIENCE)
 
 
 def test_commands_of_the_ledger_need_no_apps_and_a_bad_setting_is_one_line(command: CommandLine) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from deploy.local.processes import wait_until
 from tests.support.broker import Broker
-from tests.support.commands import CommandLine
+from tests.support.commands import PATIENCE, CommandLine
 from tests.support.database import Database
 from tests.support.processes import RelayFactory
 
@@ -109,7 +109,7 @@ def test_status_watch_prints_one_json_object_for_each_look_until_it_is_interrupt
         assert process.stdout is not None
         looks = [json.loads(process.stdout.readline()) for _ in range(3)]
         process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 130
+        assert process.wait(PATIENCE) == 130
     assert looks[0]["observed_at"] < looks[1]["observed_at"] < looks[2]["observed_at"]
 
 
@@ -192,7 +192,7 @@ def test_a_released_row_of_a_key_is_published_before_the_rows_behind_it(
     time.sleep(1.0)
     assert count(database, "published_at IS NULL") == 4
     command.ok("quarantine", "release", "--all", "--yes")
-    assert wait_until(lambda: count(database, "published_at IS NULL") == 0, 15)
+    assert wait_until(lambda: count(database, "published_at IS NULL") == 0, PATIENCE)
     arrived = [message.message_id for message in asyncio.run(broker.peek())]
     assert arrived == [
         str(row["event_id"]) for row in database.run(f"SELECT event_id FROM {OUTBOX} ORDER BY id")
@@ -237,9 +237,9 @@ def test_replay_by_event_id_and_by_aggregate(database: Database, command: Comman
 def test_a_replay_that_is_interrupted_leaves_whole_batches(database: Database, command: CommandLine) -> None:
     publish(database, 1000)
     with command.started("replay", "--from", "100d", "--batch", "50", "--rate", "100", "--yes") as process:
-        assert wait_until(lambda: count(database, "published_at IS NULL") >= 100, 20)
+        assert wait_until(lambda: count(database, "published_at IS NULL") >= 100, PATIENCE)
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=10)
+        _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, errors
     done = count(database, "published_at IS NULL")
     assert done % 50 == 0
@@ -321,9 +321,9 @@ def test_check_names_the_grants_that_the_role_lacks_and_they_are_enough_for_the_
             "INSERT INTO relay_drain.inbox SELECT 'c', gen_random_uuid(), now() - interval '40 days'"
         )
         daemon = relay(DATABASE_URL=url, RELAY_PRUNE_INTERVAL=0.2)
-        assert wait_until(lambda: count(database, "published_at IS NOT NULL") == 2, 15)
-        assert wait_until(lambda: database.value("SELECT count(*) FROM relay_drain.inbox") == 0, 15)
-        assert wait_until(lambda: count(database, "quarantined_at IS NOT NULL") == 1, 15)
+        assert wait_until(lambda: count(database, "published_at IS NOT NULL") == 2, PATIENCE)
+        assert wait_until(lambda: database.value("SELECT count(*) FROM relay_drain.inbox") == 0, PATIENCE)
+        assert wait_until(lambda: count(database, "quarantined_at IS NOT NULL") == 1, PATIENCE)
         daemon.close()
     finally:
         database.run(f"DROP OWNED BY {role}")
@@ -358,7 +358,7 @@ def test_a_reader_that_goes_away_is_no_error(database: Database, command: Comman
         process.stdout.close()
         assert process.stderr is not None
         assert process.stderr.read() == ""
-        assert process.wait(10) == 1
+        assert process.wait(PATIENCE) == 1
 
 
 def test_a_database_that_goes_away_amid_a_write_is_one_line_that_says_how_far_it_came(
@@ -367,9 +367,9 @@ def test_a_database_that_goes_away_amid_a_write_is_one_line_that_says_how_far_it
     park(database, 500)
     arguments = ("quarantine", "release", "--all", "--batch", "10", "--yes")
     with row_locked(database, 200), command.started(*arguments) as process:
-        assert wait_until(lambda: count(database, "quarantined_at IS NULL") == 200, 20)
+        assert wait_until(lambda: count(database, "quarantined_at IS NULL") == 200, PATIENCE)
         database.terminate_sessions()
-        _, errors = process.communicate(timeout=15)
+        _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
     assert "Traceback" not in errors
     assert "200 rows released before that" in errors

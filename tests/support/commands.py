@@ -18,7 +18,8 @@ from typing import Any
 
 from deploy.local.supervise import clean_environment
 
-TIMEOUT = 30.0
+PATIENCE = 60.0
+"""Seconds; a command takes half of one, on a busy machine many times that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class CommandLine:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=TIMEOUT,
+            timeout=PATIENCE,
         )
         assert "Traceback" not in done.stderr, done.stderr
         return Result(done.returncode, done.stdout, done.stderr)
@@ -91,7 +92,7 @@ class CommandLine:
         if pid == 0:
             os.chdir(self.directory)
             os.execve(sys.executable, self._argv(arguments), self.environment)
-        said, typed, deadline = "", False, time.monotonic() + TIMEOUT
+        said, typed, deadline = "", False, time.monotonic() + PATIENCE
         try:
             while True:
                 ready, _, _ = select.select([terminal], [], [], max(0.0, deadline - time.monotonic()))
