@@ -12,7 +12,7 @@ import pytest
 from deploy.local.certificates import Certificates
 from deploy.simulator.client import SimulatorClient, step
 from drain.apns.frames import PREFACE, SETTINGS, WINDOW_UPDATE
-from drain.apns.model import Answered, MaybeDelivered, NoAnswer, NotSent, Reply
+from drain.apns.model import Answered, MaybeDelivered, NotSent, Reply
 from drain.apns.protocol import ApnsConnection
 from tests.integration.apns.conftest import Courier, until
 
@@ -137,7 +137,7 @@ async def test_pushes_that_are_never_answered_harm_no_other_and_their_slots_come
         apns.always("silence", device=push.device_token)
     began = time.monotonic()
     replies = await courier.send(session, pushes)
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 5
     assert kinds(replies[:3]) == {"NoAnswer": 3}
     assert statuses(replies[3:]) == [200] * 47
     assert session.free_streams == free
@@ -148,17 +148,14 @@ async def test_pushes_that_are_never_answered_harm_no_other_and_their_slots_come
 
 async def test_a_late_answer_harms_nobody(courier: Courier, apns: SimulatorClient) -> None:
     """aioapns#41: InvalidStateError killed the connection, and nine others were sent again."""
-    session = await courier.session(push_timeout=0.3)
+    session = await courier.session(push_timeout=1.0)
     late = courier.push()
-    apns.always("answer", device=late.device_token, delay=0.35)
-    apns.script([step("answer", delay=0.2, times=9)])
-    waiting = courier.sending(session, [late, *courier.pushes(9)])
-    await asyncio.sleep(0.32)
-    more = await courier.send(session, courier.pushes(5))
-    await asyncio.sleep(0.15)
-    replies = await waiting
-    assert isinstance(replies[0], NoAnswer)
-    assert statuses([*replies[1:], *more]) == [200] * 14
+    apns.always("answer", device=late.device_token, delay=1.3)
+    others = courier.sending(session, courier.pushes(9))
+    assert kinds(await courier.send(session, [late])) == {"NoAnswer": 1}
+    apns.next_requests(5, "answer", delay=0.6)
+    in_flight_when_it_comes = await courier.send(session, courier.pushes(5))
+    assert statuses([*await others, *in_flight_when_it_comes]) == [200] * 14
     stats = apns.stats()
     assert (stats["requests"], stats["connections_opened"], stats["protocol_errors"]) == (15, 1, 0)
 
@@ -330,7 +327,7 @@ async def test_the_stream_limit_moves_both_ways_and_late_pushes_are_not_sent(
     await until(lambda: session.free_streams == session.limits.streams_per_connection)
     began = time.monotonic()
     assert statuses(await courier.send(session, courier.pushes(20))) == [200] * 20
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 1.8
 
 
 async def test_headers_of_the_request_arrive_as_they_were_made(
