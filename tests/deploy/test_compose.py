@@ -27,7 +27,7 @@ from deploy.local.ports import free_port
 ROOT = Path(__file__).parent.parent.parent
 STANDIN = Path(os.environ.get("STANDIN_IMAGES") or ROOT.parent / "shared" / "docker" / "standin-images")
 GRACE = {"relay": 30.0, "drain": 60.0}
-SETTLED = 90.0
+SETTLED = 180.0
 
 pytestmark = pytest.mark.xdist_group("compose")
 
