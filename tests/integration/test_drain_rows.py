@@ -287,3 +287,17 @@ async def test_an_event_redelivered_cannot_notify_twice(database, simulator, dra
     drain()
     await all_terminal(database)
     assert simulator.control.stats()["requests"] == 1
+
+
+async def test_a_row_that_became_due_earlier_and_committed_late_is_found(database, simulator, drain):
+    """The claim's cursor has passed its due time when it commits; the sweep of the next poll finds it."""
+    drain(DRAIN_CLAIM_SIZE=5)
+    async with database.session() as late:
+        transaction = late.transaction()
+        await transaction.start()
+        await late.execute("SELECT relay_drain.enqueue_delivery('shop', $1, $2::jsonb)", token(999), BODY)
+        await database.enqueue_deliveries(40)
+        await database.until("SELECT count(*) = 40 FROM {schema}.notification_deliveries WHERE status = 'sent'")
+        await transaction.commit()
+    await all_terminal(database)
+    assert simulator.control.device(token(999))["delivered"] == 1
