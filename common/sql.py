@@ -9,7 +9,7 @@ CAP = 10_000
 
 # Index: outbox_fresh, outbox_retry, outbox_keyed (each capped), outbox_quarantined. No locks.
 # The oldest open row of each source: the head of its index by id; of the retried rows the oldest of the
-# first thousand that are due, for their index is by time.
+# first thousand by next_attempt_at, for their index is by time.
 OUTBOX_LAG = f"""
 SELECT
     (SELECT count(*) FROM (SELECT FROM {{schema}}.outbox

@@ -77,7 +77,7 @@ class DrainSettings(Source):
         8, "claims of a row that are not given back, then failed", "attempts", ge=1, le=1000
     )
     retry_base: float = setting(
-        5.0, "delay after a row's first transient failure; doubles", "seconds", gt=0, le=3600
+        5.0, "a row's first transient failure is tried again within this; doubles", "seconds", gt=0, le=3600
     )
     retry_cap: float = setting(900.0, "the longest such delay", "seconds", gt=0, le=86400)
     pause_base: float = setting(
