@@ -21,7 +21,6 @@ from drain.apns.answers import (
     Sent,
     TokenDead,
 )
-from drain.apns.content import Delivery as Content
 from drain.apns.content import InvalidDelivery, make_push
 from drain.apns.model import Answered, MaybeDelivered, NoAnswer, Push, Reply
 from drain.apns.session import ApnsSession
@@ -131,7 +130,7 @@ class App:
         if (wait := self.throttled.get(delivery.device_token, 0.0) - now) > 0:
             self.skip(released(delivery, "DeviceThrottled", wait))
             return
-        push = make_push(content(delivery), self.topic)
+        push = make_push(delivery, self.topic)
         if isinstance(push, InvalidDelivery):
             self.skip(ended(delivery, "failed", push.reason))
             self.failed(delivery, push.reason)
@@ -240,16 +239,3 @@ class App:
             device=fingerprint(delivery.device_token),
             reason=reason,
         )
-
-
-def content(delivery: Delivery) -> Content:
-    """The fields that become a request."""
-    return Content(
-        delivery.notification_id,
-        delivery.device_token,
-        delivery.push_type,
-        delivery.priority,
-        delivery.collapse_id,
-        delivery.expires_at,
-        delivery.payload,
-    )

@@ -9,7 +9,7 @@ import json
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import NoReturn
+from typing import NoReturn, Protocol
 from uuid import UUID
 
 import orjson
@@ -39,16 +39,35 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 _SECOND = timedelta(seconds=1)
 
-_DEVICE_TOKEN = re.compile(r"(?:[0-9A-Fa-f]{2})+")
+_HEXADECIMAL = re.compile(r"[0-9A-Fa-f]+")
 _COLLAPSE_ID = re.compile(r"[!-~](?:[ -~]*[!-~])?")
 _INEXACT = re.compile(r"\d(?:\.|[eE]|\d{17})")
 """A number that orjson might write differently than it was read (or some text that looks like one)."""
 _SPACE_OR_STRING = re.compile(r'("[^"\\]*(?:\\.[^"\\]*)*")|[ \t\n\r]+')
 
 
+class Content(Protocol):
+    """The fields of a ledger row that become a request; a claimed row has them and is not copied for it."""
+
+    @property
+    def notification_id(self) -> UUID: ...
+    @property
+    def device_token(self) -> str: ...
+    @property
+    def push_type(self) -> str: ...
+    @property
+    def priority(self) -> int | None: ...
+    @property
+    def collapse_id(self) -> str | None: ...
+    @property
+    def expires_at(self) -> datetime | None: ...
+    @property
+    def payload(self) -> str: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """The fields of a ledger row that become a request."""
+    """The fields alone, for a push that has no row."""
 
     notification_id: UUID
     device_token: str
@@ -72,7 +91,7 @@ class _Invalid(Exception):
     pass
 
 
-def make_push(delivery: Delivery, topic: str) -> Push | InvalidDelivery:
+def make_push(delivery: Content, topic: str) -> Push | InvalidDelivery:
     """The request for one delivery to the app with that topic (bundle id)."""
     limit = PAYLOAD_LIMIT_VOIP if delivery.push_type == "voip" else PAYLOAD_LIMIT
     try:
@@ -100,7 +119,7 @@ def topic_for(topic: str, push_type: str) -> str:
 
 def _device_token(token: str) -> str:
     # Apple: its length must not be assumed. The bound keeps :path a header of sane size.
-    if len(token) > DEVICE_TOKEN_LIMIT or not _DEVICE_TOKEN.fullmatch(token):
+    if len(token) > DEVICE_TOKEN_LIMIT or len(token) % 2 or not _HEXADECIMAL.fullmatch(token):
         raise _Invalid(
             f"device_token of {len(token)} characters is not 2 to {DEVICE_TOKEN_LIMIT} hexadecimal digits, in pairs"
         )
