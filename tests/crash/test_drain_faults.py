@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import json
 
+import pytest
+
 FAST = {
     "DRAIN_RETRY_BASE": 0.05,
     "DRAIN_RETRY_CAP": 0.2,
@@ -22,10 +24,13 @@ def token(n: int) -> str:
     return f"{n:064x}"
 
 
-async def test_a_wrong_key_pauses_its_app_burns_nothing_and_heals(database, simulator_factory, drain):
+@pytest.mark.parametrize("reason", ["InvalidProviderToken", "BadTopic"])
+async def test_a_wrong_key_or_topic_pauses_its_app_burns_nothing_and_heals(
+    reason, database, simulator_factory, drain
+):
     """Two apps, one with a bad key: its rows stay, the other goes on at full rate; then the key is good again."""
     good, bad = simulator_factory(), simulator_factory()
-    bad.control.always("answer", reason="InvalidProviderToken")
+    bad.control.always("answer", reason=reason)
     await database.enqueue_deliveries(200, app="bad")
     await database.enqueue_deliveries(200, app="good")
     daemon = drain(DRAIN_APPS={"good": good.app(), "bad": bad.app()}, **FAST)
