@@ -95,6 +95,7 @@ class Daemon:
         self.gauges = OutboxGauges(self.registry)
         self.health = Health(shared.live_after)
         self.logger = Logger(daemon="relay", instance=instance_name(shared.instance))
+        self.telling = Telling(self.logger)
         self.probes = ProbeServer(shared.probe_host, shared.probe_port, self.health, self.registry)
 
     async def run(self) -> int:
@@ -179,7 +180,7 @@ class Daemon:
             metrics=self.metrics,
             lifecycle=self.lifecycle,
             wakeup=wakeup,
-            telling=Telling(self.logger),
+            telling=self.telling,
             outage=Outage(self.logger, events.BATCH_FAILED, events.BATCH_RECOVERED),
             backoff=Backoff(relay.backoff_base, relay.backoff_cap),
         )

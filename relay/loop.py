@@ -132,7 +132,7 @@ class Lane:
                 await self.marker.write(connection, marks)
                 self.at("commit")
                 await self.commit(connection)
-        self.committed(batch, marks, loop.time() - began)
+        self.committed(batch, marks, loop.time() - began, late)
         if marks.left and source is Source.FRESH:
             # Rows that a silent queue left come again at the next tick: those behind them go first.
             self.claimer.put_off() if late else self.claimer.forget()
@@ -182,7 +182,7 @@ class Lane:
             begin += sql.BEGIN_TRANSACTION_TIMEOUT.format(transaction=milliseconds)
         return begin
 
-    def committed(self, batch: Batch, marks: Marks, seconds: float) -> None:
+    def committed(self, batch: Batch, marks: Marks, seconds: float, late: bool) -> None:
         """Count a committed batch, and say what went wrong in it."""
         self.metrics.batch_committed(batch.source, marks, seconds)
         nacked = [failure for failure in marks.failures if not failure.burnt]
@@ -198,7 +198,8 @@ class Lane:
                 )
         if nacked:
             self.telling.emit(events.ROWS_NACKED, rows=len(nacked), row_error=nacked[0].error[:200])
-        if marks.left and (marks.published or marks.failures):
+        # Rows of a key that wait behind a failed one are no fault of the broker.
+        if marks.left and marks.published and (late or batch.source is not Source.KEYED):
             self.telling.emit(events.ROWS_LEFT, rows=len(marks.left), why=marks.left[0][1])
 
     def at(self, stage: str) -> None:

@@ -8,13 +8,14 @@ from typing import Any
 
 from common.logs import LogEvent, Logger
 
-LINES = 10
+LINES = 5
 WINDOW_SECONDS = 60.0
 
 
 class Telling:
     """Writes at most ``lines`` lines of one event in a window; the first of the next says how many were left out.
 
+    One serves all lanes of a process.
     Every row is counted in the metrics and has its error in the table; a line is for the eye.
     """
 

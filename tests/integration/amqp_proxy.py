@@ -78,7 +78,12 @@ class AmqpProxy:
             writer.transport.abort()
             return
         self._writers.add(writer)
-        far_reader, far_writer = await asyncio.open_connection(self._target.host, self._target.port)
+        try:
+            far_reader, far_writer = await asyncio.open_connection(self._target.host, self._target.port)
+        except OSError:  # the broker itself is down
+            writer.transport.abort()
+            self._writers.discard(writer)
+            return
         self._writers.add(far_writer)
         try:
             await asyncio.gather(self._up(reader, far_writer), self._down(far_reader, writer))
