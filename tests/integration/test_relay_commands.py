@@ -367,7 +367,8 @@ def test_a_database_that_goes_away_amid_a_write_is_one_line_that_says_how_far_it
     park(database, 500)
     arguments = ("quarantine", "release", "--all", "--batch", "10", "--yes")
     with row_locked(database, 200), command.started(*arguments) as process:
-        assert wait_until(lambda: count(database, "quarantined_at IS NULL") == 200, PATIENCE)
+        waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = %s"
+        assert wait_until(lambda: database.value(waits, [database.name]) == 1, PATIENCE)
         database.terminate_sessions()
         _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
