@@ -108,7 +108,7 @@ class Run:
         """Let the pipeline run empty, draw up the account, end everything in order."""
         self.output.say("the producer stops; what was written runs to its end")
         stack.producer.stop()
-        figures = run_empty(sampler, self.signals)
+        figures = run_empty(sampler, self.output.say)
         account = draw_up(stack, sampler, figures)
         sampler.close()
         self.output.say("final account")

@@ -8,16 +8,16 @@ is still open is not lost, and is counted apart.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from deploy.live import sql
 from deploy.live.figures import Figures, Sampler
-from deploy.live.signals import Signals
 from deploy.live.stack import CONSUMER, Stack
 
-PATIENCE = 45.0
-"""Seconds without any progress until the wait for an empty pipeline ends."""
+PATIENCE = 60.0
+"""Seconds without any progress until the wait for an empty pipeline ends; longer than a lease."""
+TELL_AFTER, TELL_EVERY = 5.0, 10.0
 QUIET = 0.5
 """Seconds that nothing may come any more before the pipeline counts as empty."""
 
@@ -63,12 +63,22 @@ def is_empty(figures: Figures) -> bool:
     return not (tables.unpublished or tables.open or figures.queue or figures.problem)
 
 
-def run_empty(sampler: Sampler, signals: Signals, patience: float = PATIENCE) -> Figures:
+def on_the_way(figures: Figures) -> str:
+    """What has not arrived, in words."""
+    tables = figures.tables
+    return (
+        f"{tables.unpublished} events in the outbox, {figures.queue} messages in the queue, "
+        f"{tables.pending} deliveries pending, {tables.claimed} claimed"
+    )
+
+
+def run_empty(sampler: Sampler, say: Callable[[str], None], patience: float = PATIENCE) -> Figures:
     """Wait until all that was written has arrived, for as long as there is progress; return the last figures.
 
     The first signal does not end this wait: it is what the first signal asks for. The second one does.
     """
     last_progress, before = time.monotonic(), None
+    tell_at = last_progress + TELL_AFTER
     quiet_since: float | None = None
     while True:
         figures = sampler.take(fresh=True)
@@ -82,6 +92,9 @@ def run_empty(sampler: Sampler, signals: Signals, patience: float = PATIENCE) ->
             return figures
         if now - last_progress >= patience:
             return figures
+        if now >= tell_at:
+            tell_at = now + TELL_EVERY
+            say(f"still on its way: {on_the_way(figures)}")
         time.sleep(0.25)
 
 
@@ -131,10 +144,7 @@ def lines(account: Account) -> Iterator[str]:
     if figures.problem:
         yield f"INCOMPLETE     {figures.problem}"
     if account.waiting:
-        yield (
-            f"NOT EMPTY      {tables.unpublished} events in the outbox, {figures.queue} messages in the queue, "
-            f"{tables.open} deliveries open: not lost, and not there yet"
-        )
+        yield f"NOT EMPTY      {on_the_way(figures)}: not lost, and not there yet"
     yield f"lost: {account.lost}"
     for loss in account.losses:
         some = f": {', '.join(loss.ids[:3])}{', …' if len(loss.ids) > 3 else ''}" if loss.ids else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 from collections import deque
@@ -40,6 +41,8 @@ class Output:
         except (OSError, ValueError):
             self._gone = True
             self._signals.request()
+            with contextlib.suppress(OSError, ValueError):  # nor is there anything to flush at the end
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     @property
     def is_terminal(self) -> bool:
@@ -111,6 +114,7 @@ def _loop(
     ends: float | None,
     first: float,
 ) -> None:
+    history.add(sampler.take())  # the first rate needs a beginning
     due = time.monotonic() + first
     while not signals.requested:
         for role in stack.roles():

@@ -74,7 +74,7 @@ class Drill:
             NotAsPromised: it did not run empty.
         """
         self.stack.producer.stop()
-        figures = run_empty(self.sampler, self.signals)
+        figures = run_empty(self.sampler, self.tell)
         if not is_empty(figures):
             raise NotAsPromised(f"the chain did not run empty: {figures.tables} {figures.problem}")
         tables = figures.tables

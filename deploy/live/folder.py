@@ -9,7 +9,9 @@ import tempfile
 from pathlib import Path
 from typing import IO
 
-from deploy.local.processes import StartFailed, private_directory, remove_directory
+import psutil
+
+from deploy.local.processes import StartFailed, private_directory, remove_directory, wait_until
 from deploy.local.supervise import REPOSITORY
 
 PREFIX = "rd-up-"
@@ -73,3 +75,30 @@ class RunFolder:
         path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=KEPT_BELOW))
         pointer.write_text(f"{path}\n", encoding="utf-8")
         return path
+
+
+def clear_postmaster(data: Path, patience: float = 10.0) -> None:
+    """Make a data directory ready after its run was killed: its last server is dead, or dies now (guard.py).
+
+    PostgreSQL itself does not start while the process id in its file exists, and that of a dead process does until
+    the system's first process has looked at it. The folder's lock says that no other run has it.
+
+    Raises:
+        StartFailed: that server still runs.
+    """
+    file = data / "postmaster.pid"
+    try:
+        pid = int(file.read_text(encoding="ascii").splitlines()[0])
+    except (OSError, ValueError, IndexError):
+        return
+    if not wait_until(lambda: not _serves(pid, data), patience, 0.1):
+        raise StartFailed(f"a PostgreSQL (pid {pid}) still runs in the kept folder {data}")
+    file.unlink(missing_ok=True)
+
+
+def _serves(pid: int, data: Path) -> bool:
+    try:
+        process = psutil.Process(pid)
+        return process.status() != psutil.STATUS_ZOMBIE and str(data) in process.cmdline()
+    except psutil.Error:
+        return False

@@ -36,6 +36,8 @@ class Signals:
     def install(self) -> None:
         """Take the signals over; in the main thread."""
         for number in ENDING:
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                continue  # nohup
             signal.signal(number, self._came)
 
     def ignore(self) -> None:

@@ -18,7 +18,7 @@ from common.schema import qualify
 from deploy.demo.consumer import CONSUMER, QUEUE
 from deploy.demo.producer import SHOP
 from deploy.live import sql
-from deploy.live.folder import RunFolder
+from deploy.live.folder import RunFolder, clear_postmaster
 from deploy.live.options import Options
 from deploy.live.role import Role, start_all
 from deploy.live.signals import Interrupted
@@ -46,8 +46,17 @@ LATENCY = "0.02/0.15"
 DAEMON_ENV = {"DATABASE_SCHEMA": SCHEMA, "LOG_FORMAT": "json", "SECRETS_DIR": os.devnull}
 # Rows stay, so that the account can look at each of them; the ticks are short, for somebody watches.
 RELAY_ENV = {"RELAY_TICK": "0.5", "RELAY_RETENTION_DAYS": "-1", "RELAY_INBOX_RETENTION_DAYS": "-1"}
-DRAIN_ENV = {"DRAIN_POLL_INTERVAL": "0.5", "DRAIN_RETENTION_DAYS": "-1"}
-# A lease that runs out while somebody watches, 14 s instead of 120, and what must be shorter than it.
+# A lease that somebody who kills a drain can wait for, 30 s instead of 120, and what must be shorter than it.
+DRAIN_ENV = {
+    "DRAIN_POLL_INTERVAL": "0.5",
+    "DRAIN_RETENTION_DAYS": "-1",
+    "DRAIN_LEASE": "30",
+    "DRAIN_GRACE": "29",
+    "DRAIN_DRAIN_DEADLINE": "12",
+    "DRAIN_FLUSH_DEADLINE": "10",
+    "DRAIN_PUSH_TIMEOUT": "10",
+    "DRAIN_SETTLE_MARGIN": "10",
+}
 DRILL_LEASE = 14.0
 DRILL_ENV = {
     "DRAIN_LEASE": str(DRILL_LEASE),
@@ -78,6 +87,8 @@ class Stack:
         self.postgres = PrivatePostgres(folder.path / "postgres", options.postgres_bin, fast=not options.keep)
         self.rabbit = PrivateRabbit(folder.path / "rabbitmq")
         self._check_version()
+        if folder.found:
+            clear_postmaster(self.postgres.data)
         # The name of a node is the name of its data. Its own epmd keeps it apart from every other node.
         self.rabbit.node = "rd-up@localhost"
         self.tap = Tap(self.rabbit.url, EXCHANGE, PATTERNS)
