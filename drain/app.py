@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, assert_never
 
 from prometheus_client import Counter, Histogram
@@ -162,7 +162,7 @@ class App:
         what = settlement(delivery, reply, outcome)
         if isinstance(outcome, ConfigError):
             # The probe's row comes back with the next probe; behind it, so that another row is tried first.
-            what = replace(what, delay=max(0.0, self.gate.until - now))
+            what = what._replace(delay=max(0.0, self.gate.until - now))
         self.settle(what)
         if self.tracer is not None:
             self.tracer.replied(push, reply, what)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import assert_never
 
@@ -80,7 +80,7 @@ def before_push(
     """
     if delivery.token_dead_since is not None:
         # Counted with the tokens that APNs calls dead: no failure that anybody could mend.
-        return replace(ended(delivery, "failed", "DeviceTokenDead", give_back=True), reason_class=DEAD_DEVICE)
+        return ended(delivery, "failed", "DeviceTokenDead", give_back=True)._replace(reason_class=DEAD_DEVICE)
     if superseded:
         return ended(delivery, "superseded", "NewerSibling", give_back=True)
     if (left := expiry_seconds(delivery)) is not None and left <= 0:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, NamedTuple
 from uuid import UUID
@@ -41,9 +40,8 @@ class Delivery(NamedTuple):
     token_dead_since: datetime | None
 
 
-@dataclass(frozen=True, slots=True)
-class Settlement:
-    """What is written about one claimed row, under its fencing token."""
+class Settlement(NamedTuple):
+    """What is written about one claimed row, under its fencing token. A tuple, as Delivery is."""
 
     delivery: Delivery
     status: Status
