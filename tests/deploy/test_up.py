@@ -4,137 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pty
 import re
 import signal
 import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
 import psycopg
 import pytest
 
-from common.schema import qualify
-from deploy.demo.consumer import CONSUMER
-from deploy.demo.producer import SHOP
-from deploy.live import folder, options, sql
+from deploy.live import folder, options
 from deploy.live.folder import RunFolder
 from deploy.local.processes import StartFailed, private_directory, remove_directory
-from deploy.local.supervise import REPOSITORY, clean_environment
-from tests.support.database import SCHEMA, Database
+from deploy.local.supervise import REPOSITORY
+from tests.support.up import Up, runs
 
-PATIENCE = 240.0
-"""Seconds; a tenth on an idle machine."""
 MARKED = "00000000-0000-4000-8000-00000000dead"
-
-
-class Up:
-    """One run of ``python -m deploy.live``; ``terminal`` gives it one of its own, else its output is a pipe."""
-
-    def __init__(self, *arguments: str, terminal: bool = False, **environment: str) -> None:
-        argv = [sys.executable, "-P", "-m", "deploy.live", *arguments]
-        env = {
-            **clean_environment(),
-            "TERM": "xterm-256color",
-            "COLUMNS": "140",
-            "LINES": "50",
-            **environment,
-        }
-        ours, theirs = pty.openpty() if terminal else os.pipe()
-        self.process = subprocess.Popen(
-            argv,
-            env=env,
-            cwd="/",
-            stdin=theirs if terminal else subprocess.DEVNULL,
-            stdout=theirs,
-            stderr=theirs,
-            start_new_session=True,
-            preexec_fn=_take_terminal if terminal else None,
-        )
-        os.close(theirs)
-        self.descriptor = ours
-        self._chunks: list[bytes] = []
-        self._thread = threading.Thread(target=self._read, daemon=True)
-        self._thread.start()
-        self.family: list[psutil.Process] = []
-
-    def _read(self) -> None:
-        with contextlib.suppress(OSError):  # the other end of a terminal is closed
-            while chunk := os.read(self.descriptor, 65_536):
-                self._chunks.append(chunk)
-
-    @property
-    def said(self) -> str:
-        """Its output without what only a terminal understands."""
-        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", b"".join(self._chunks).decode(errors="replace"))
-
-    def until(self, ready: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while not ready():
-            assert time.monotonic() < deadline, f"{what} did not come:\n{self.said}"
-            assert self.process.poll() is None, f"ended before {what}:\n{self.said}"
-            time.sleep(0.1)
-
-    def is_up(self) -> None:
-        """Wait until all of it runs; remember its processes."""
-        self.until(lambda: " logs " in self.said, "all of it runs")
-        self.remember()
-
-    def remember(self) -> None:
-        """Its processes as they are now."""
-        self.family = psutil.Process(self.process.pid).children(recursive=True)
-
-    def found(self, pattern: str) -> str:
-        match = re.search(pattern, self.said)
-        assert match is not None, f"no {pattern} in:\n{self.said}"
-        return match.group(1)
-
-    @property
-    def psql(self) -> str:
-        return self.found(r"psql +(postgresql://\S+)")
-
-    @property
-    def folder(self) -> Path:
-        return Path(self.found(r"logs +(\S+)/logs"))
-
-    @property
-    def ports(self) -> set[str]:
-        return set(re.findall(r"127\.0\.0\.1:(\d+)", self.said))
-
-    def end(self) -> int:
-        """Wait for its end, and for that of its processes; none may be left."""
-        code = self.process.wait(PATIENCE)
-        self._thread.join(10)
-        deadline = time.monotonic() + 20
-        while left := [each for each in self.family if runs(each)]:
-            assert time.monotonic() < deadline, f"left behind: {left}"
-            time.sleep(0.05)
-        return code
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()  # the guard ends its processes
-        self.process.wait()
-        self._thread.join(10)
-        os.close(self.descriptor)
-
-
-def _take_terminal() -> None:
-    import fcntl
-    import termios
-
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-
-
-def runs(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 @pytest.fixture
@@ -343,77 +229,3 @@ def test_help_of_the_script_lists_every_option() -> None:
     )
     listed = set(re.findall(r"^ +(--[a-z-]+)", done.stdout, re.MULTILINE))
     assert listed == {action.option_strings[-1] for action in options.parser()._actions} - {"--help"}
-
-
-@pytest.fixture
-def shop(database: Database) -> Database:
-    """A database with one order that went all the way."""
-    with psycopg.connect(database.url, autocommit=True) as connection:
-        connection.execute(SHOP.read_bytes())
-    order(database, 1)
-    for statement in LOSSES:
-        assert ask(database, statement) == []
-    return database
-
-
-LOSSES = (
-    sql.ORDERS_WITHOUT_EVENT,
-    sql.PUBLISHED_NOT_APPLIED,
-    sql.APPLIED_WITHOUT_DELIVERY,
-    sql.APPLIED_NOT_NOTIFIED,
-    sql.APPLIED_TWICE,
-)
-
-
-def order(database: Database, customer: int) -> None:
-    """An order with its event (published), its place in the inbox, its effect and its delivery."""
-    database.run(
-        f"""WITH placed AS (INSERT INTO shop.orders (customer_id, cents) VALUES (%s, 1) RETURNING id, customer_id),
-            event AS (SELECT id, customer_id, {SCHEMA}.enqueue_event('order', id::text, 'order.placed', '{{}}')
-                AS event_id FROM placed),
-            notified AS (INSERT INTO shop.notified SELECT id, 1 FROM event)
-        SELECT {SCHEMA}.accept_event(%s, e.event_id), {SCHEMA}.enqueue_delivery('shop', c.device_token, '{{}}',
-            e.event_id) FROM event AS e JOIN shop.customers AS c ON c.id = e.customer_id""",
-        [customer, CONSUMER],
-    )
-    database.run(f"UPDATE {SCHEMA}.outbox SET published_at = now()")
-
-
-def ask(database: Database, statement: str) -> list[str]:
-    with psycopg.connect(database.url) as connection:
-        arguments = [CONSUMER] if "$1" in statement else None
-        return [
-            row[0] for row in psycopg.RawCursor(connection).execute(qualify(statement, SCHEMA), arguments)
-        ]
-
-
-@pytest.mark.parametrize(
-    ("loss", "seen_by"),
-    [
-        (f"DELETE FROM {SCHEMA}.outbox", sql.ORDERS_WITHOUT_EVENT),
-        (f"DELETE FROM {SCHEMA}.inbox", sql.PUBLISHED_NOT_APPLIED),
-        (f"DELETE FROM {SCHEMA}.notification_deliveries", sql.APPLIED_WITHOUT_DELIVERY),
-        ("DELETE FROM shop.notified", sql.APPLIED_NOT_NOTIFIED),
-        ("UPDATE shop.notified SET times = 2", sql.APPLIED_TWICE),
-    ],
-)
-def test_each_kind_of_loss_is_seen(shop: Database, loss: str, seen_by: str) -> None:
-    shop.run(loss)
-    assert {statement for statement in LOSSES if ask(shop, statement)} == {seen_by}
-
-
-def test_order_of_a_customer_whose_device_is_dead_needs_no_delivery(shop: Database) -> None:
-    shop.run(f"DELETE FROM {SCHEMA}.notification_deliveries")
-    [(token,)] = [
-        tuple(row.values()) for row in shop.run("SELECT device_token FROM shop.customers WHERE id = 1")
-    ]
-    shop.run(
-        f"SELECT {SCHEMA}.accept_event(%s, {SCHEMA}.enqueue_event('device_token', %s, 'device_token.dead', '{{}}'))",
-        [CONSUMER, token],
-    )
-    assert ask(shop, sql.APPLIED_WITHOUT_DELIVERY) == []
-    shop.run(
-        f"UPDATE {SCHEMA}.inbox SET received_at = received_at - interval '1 minute' WHERE event_id IN "
-        f"(SELECT event_id FROM {SCHEMA}.outbox WHERE event_type = 'order.placed')"
-    )
-    assert len(ask(shop, sql.APPLIED_WITHOUT_DELIVERY)) == 1, "it was applied long before the device died"
