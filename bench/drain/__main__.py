@@ -81,8 +81,9 @@ class Bench:
             push(min(WARM, self.options.pushes))
         self.say("round  " + "  ".join(f"{name:>20}" for name in senders))
         for number in range(1, self.options.rounds + 1):
-            for name, push in senders.items():
-                self.figures[name].append(push(self.options.pushes))
+            # There and back, so that a load that comes or goes favours nobody.
+            for name in list(senders) if number % 2 else reversed(senders):
+                self.figures[name].append(senders[name](self.options.pushes))
             self.say(f"{number:>5}  " + "  ".join(cell(rows[-1]) for rows in self.figures.values()))
         self.say("       " + "  ".join(f"{'push/s | push/CPU s':>20}" for _ in senders))
         self.say("median " + "  ".join(cell(median(rows)) for rows in self.figures.values()))
