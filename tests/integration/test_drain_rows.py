@@ -297,7 +297,9 @@ async def test_a_row_that_became_due_earlier_and_committed_late_is_found(databas
         await transaction.start()
         await late.execute("SELECT relay_drain.enqueue_delivery('shop', $1, $2::jsonb)", token(999), BODY)
         await database.enqueue_deliveries(40)
-        await database.until("SELECT count(*) = 40 FROM {schema}.notification_deliveries WHERE status = 'sent'")
+        await database.until(
+            "SELECT count(*) = 40 FROM {schema}.notification_deliveries WHERE status = 'sent'"
+        )
         await transaction.commit()
     await all_terminal(database)
     assert simulator.control.device(token(999))["delivered"] == 1
