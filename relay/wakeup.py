@@ -60,6 +60,8 @@ class Wakeup:
             closed = asyncio.Event()
             connection.add_termination_listener(lambda _: closed.set())
             await connection.add_listener(self._channel, self._notified)
+            if not outage.lasting:
+                self._logger.emit(events.WAKEUP_LISTENING)
             outage.worked()
             backoff.reset()
             self._wake()  # what was committed before LISTEN took hold was not announced to us
