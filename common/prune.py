@@ -97,7 +97,7 @@ class Pruner:
             began = loop.time()
             deleted = await self.prune_batch(retention)
             if deleted is None:
-                return
+                break
             total += deleted
             self._pruned.labels(retention.table).inc(deleted)
             if deleted < self._pace.batch:
