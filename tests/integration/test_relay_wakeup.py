@@ -61,12 +61,14 @@ async def test_a_killed_listen_connection_is_replaced_and_what_it_missed_is_foun
     await broker.declare()
     daemon = await woken(relay)
     for _ in range(3):
-        mark = daemon.mark()
+        (old,) = await database.fetch(BACKENDS)
         # One statement: the row is committed when the connection that should have been told is gone.
         await database.fetch(f"SELECT pg_terminate_backend(pid) FROM ({BACKENDS}) AS listening")
         await database.enqueue_events(1)
         await database.until(UNPUBLISHED, timeout=15)
-        await daemon.seen("wakeup_listening", start=mark)
+        await database.until(
+            f"SELECT count(*) = 1 FROM ({BACKENDS} AND pid <> $1 AND query LIKE 'LISTEN%') AS new", old["pid"]
+        )
         began = time.monotonic()
         await database.enqueue_events(1)
         await database.until(UNPUBLISHED, timeout=15)
