@@ -16,7 +16,7 @@ import asyncpg
 from common import sql
 from common.cli import Command
 from common.database import connect_arguments
-from common.errors import SchemaMismatch
+from common.errors import DATABASE_ERRORS, SchemaMismatch
 from common.explain import address, explain
 from common.schema import check_revision, quote_identifier, read_revision
 from common.settings import SharedSettings
@@ -88,7 +88,7 @@ async def database_checks(
     began = time.monotonic()
     try:
         connection = await asyncpg.connect(**connect_arguments(shared, name))
-    except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, ValueError) as error:
+    except (*DATABASE_ERRORS, ValueError) as error:
         text, hint = explain(error)
         yield Check("database", "FAIL", f"{where}: {text}", hint)
         return
@@ -106,7 +106,7 @@ async def database_checks(
         yield await snapshot_check(connection)
         yield await schema_check(connection, shared.database_schema, session["role"])
         yield await privileges_check(connection, shared.database_schema, session["role"], privileges)
-    except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+    except DATABASE_ERRORS as error:
         text, hint = explain(error)
         yield Check("database", "FAIL", text, hint)
     finally:

@@ -25,7 +25,7 @@ import asyncpg
 
 from common.database import connect_arguments
 from common.entry import secrets
-from common.errors import RelayDrainError, SchemaMismatch
+from common.errors import DATABASE_ERRORS, RelayDrainError, SchemaMismatch
 from common.exits import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_SCHEMA, EXIT_SETTINGS
 from common.explain import describe_error
 from common.logs import configure
@@ -118,7 +118,7 @@ class Command:
         except BaseException:
             connection.terminate()
             raise
-        with contextlib.suppress(TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+        with contextlib.suppress(*DATABASE_ERRORS):
             await connection.close(timeout=self.shared.database_connect_timeout)
 
     async def confirm(self, question: str, yes: bool) -> None:
@@ -174,7 +174,7 @@ class Command:
         except asyncio.CancelledError:
             if not self._interrupted:
                 raise
-        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        except DATABASE_ERRORS as error:
             raise CommandFailed(
                 f"{describe_error(error)}; {rows(written)} {verb} before that (a batch whose commit was not answered "
                 "may be written too); the command can be run again"
@@ -248,7 +248,7 @@ async def _run(name: str, shared: SharedSettings, main: Callable[[Command], Coro
         return EXIT_SCHEMA
     except BrokenPipeError:
         raise
-    except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, RelayDrainError) as error:
+    except (*DATABASE_ERRORS, RelayDrainError) as error:
         command.note(describe_error(error))
         return EXIT_FAILED
 
@@ -262,7 +262,7 @@ async def watch(command: Command, seconds: float, look: Callable[[], Awaitable[N
             await look()
         except BrokenPipeError:
             raise
-        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        except DATABASE_ERRORS as error:
             command.note(describe_error(error))
         await asyncio.sleep(seconds)
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import time
 from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
 import asyncpg
 
+from common.errors import DATABASE_ERRORS
 from common.settings import SharedSettings
 
 # SQLSTATE classes and codes that say: not now. Anything else is an error in the statement or in the data.
@@ -102,7 +102,7 @@ class Database:
         try:
             async with asyncio.timeout(timeout):
                 await self._pool.close()
-        except (TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+        except DATABASE_ERRORS:
             self._pool.terminate()
         self._pool = None
 
@@ -130,7 +130,7 @@ def connect_arguments(settings: SharedSettings, application_name: str) -> dict[s
 
 def waiting_helps(error: BaseException) -> bool:
     """Whether an error is the database's state (away, silent, read-only, full) and not a fault of ours."""
-    if isinstance(error, TimeoutError | OSError | asyncpg.InterfaceError | socket.gaierror):
+    if isinstance(error, TimeoutError | OSError | asyncpg.InterfaceError | asyncpg.InternalClientError):
         return True
     state = getattr(error, "sqlstate", None)
     return isinstance(error, asyncpg.PostgresError) and state is not None and state.startswith(_WAITING_HELPS)

@@ -2,6 +2,18 @@
 
 from __future__ import annotations
 
+import asyncpg
+
+DATABASE_ERRORS = (
+    OSError,
+    TimeoutError,
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    # A connection that the server ends while a statement is being sent: asyncpg finds itself in the wrong state.
+    asyncpg.InternalClientError,
+)
+"""What a statement may raise without a fault of ours: the database refused, is away, or went away meanwhile."""
+
 
 class RelayDrainError(Exception):
     """Base of the errors that these programs raise on purpose."""

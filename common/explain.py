@@ -56,7 +56,7 @@ def explain(error: BaseException) -> tuple[str, str]:
             )
         case OSError():
             return f"no connection to the database: {text}", ""
-        case asyncpg.InterfaceError():
+        case asyncpg.InterfaceError() | asyncpg.InternalClientError():
             return f"no use of the database: {text}", ""
         case _:
             return text, ""

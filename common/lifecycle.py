@@ -16,6 +16,7 @@ import asyncpg
 from common import events
 from common.backoff import Backoff
 from common.database import connect_arguments
+from common.errors import DATABASE_ERRORS
 from common.logs import Logger
 from common.metrics import WorkerMetrics
 from common.outage import Outage
@@ -176,7 +177,7 @@ async def wait_for_schema(settings: SharedSettings, application_name: str, lifec
                 revision = await read_revision(connection, settings.database_schema)
             finally:
                 connection.terminate()
-        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        except DATABASE_ERRORS as error:
             outage.failed(error)
             await lifecycle.pause(backoff.next())
             continue

@@ -17,6 +17,7 @@ import asyncpg
 
 from common import events, sql
 from common.database import connect_arguments, waiting_helps
+from common.errors import DATABASE_ERRORS
 from common.logs import Logger
 from common.metrics import DeliveryGauges, OutboxGauges, WorkerMetrics
 from common.outage import Outage
@@ -66,7 +67,7 @@ class Observer:
     async def _turn(self) -> None:
         try:
             await self._observe()
-        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        except DATABASE_ERRORS as error:
             self._metrics.observe_failures.inc()
             self._forget()
             self._metrics.oldest_transaction.clear()

@@ -13,6 +13,7 @@ import asyncpg
 from common import events
 from common.backoff import Backoff
 from common.database import Database
+from common.errors import DATABASE_ERRORS
 from common.logs import Logger
 from common.outage import Outage
 
@@ -81,7 +82,7 @@ class Pruner:
             try:
                 for retention in self._retentions:
                     await self._round(retention)
-            except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            except DATABASE_ERRORS as error:
                 self._outage.failed(error)
                 delay = backoff.next()
             else:

@@ -10,10 +10,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-import asyncpg
-
 from common.backoff import Backoff
 from common.database import Database, waiting_helps
+from common.errors import DATABASE_ERRORS
 from common.logs import Logger
 from common.outage import Outage
 from common.schema import qualify
@@ -85,7 +84,7 @@ class Settler:
             batch = self._buffer[: self._size]
             try:
                 await self._write(batch, uncertain)
-            except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            except DATABASE_ERRORS as error:
                 # The statement may have committed before the connection broke: what does not match next time
                 # was perhaps written by ourselves.
                 uncertain = True

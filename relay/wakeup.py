@@ -12,6 +12,7 @@ import asyncpg
 
 from common.backoff import Backoff
 from common.database import connect_arguments
+from common.errors import DATABASE_ERRORS
 from common.lifecycle import Lifecycle
 from common.logs import Logger
 from common.outage import Outage
@@ -50,7 +51,7 @@ class Wakeup:
         while True:
             try:
                 await self._listen(outage, backoff)
-            except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            except DATABASE_ERRORS as error:
                 outage.failed(error)
                 await asyncio.sleep(backoff.next())
 

@@ -15,6 +15,7 @@ from cryptography import x509
 from common import sql as common_sql
 from common.checks import Check, Privilege, database_checks, settings_check
 from common.database import connect_arguments
+from common.errors import DATABASE_ERRORS
 from common.explain import describe_error
 from common.schema import qualify
 from common.settings import unknown_variables
@@ -90,7 +91,7 @@ async def ledger_check(settings: Settings) -> Check:
             )
         finally:
             connection.terminate()
-    except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+    except DATABASE_ERRORS as error:
         return Check("ledger", "FAIL", describe_error(error))
     strangers = [row["app"] for row in found if row["app"] not in settings.drain.apps]
     if strangers:

@@ -10,7 +10,7 @@ from pamqp import commands as amqp
 
 from common.checks import Check, Privilege, database_checks, settings_check
 from common.database import connect_arguments
-from common.errors import ConfigurationError
+from common.errors import DATABASE_ERRORS, ConfigurationError
 from common.explain import address, describe_error
 from common.schema import quote_identifier, wakeup_channel
 from common.settings import unknown_variables
@@ -104,7 +104,7 @@ async def wakeup_check(settings: Settings) -> Check:
             f"no notification within {NOTIFY_SECONDS:g} s",
             "LISTEN does not pass a pooler in transaction mode: set RELAY_LISTEN_URL",
         )
-    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+    except DATABASE_ERRORS as error:
         return Check("wake-up", "FAIL", describe_error(error))
     finally:
         for connection in connections:
