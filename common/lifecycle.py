@@ -25,6 +25,8 @@ from common.schema import check_revision, read_revision
 from common.settings import SharedSettings
 
 LAG_INTERVAL = 0.25
+IDLE_TURN = 0.5
+"""An idle loop says so often that it turns, in seconds; the least bound of liveness is 1 s."""
 
 
 def instance_name(configured: str) -> str:
@@ -127,6 +129,16 @@ class Lifecycle:
         finally:
             for wait in waits:
                 wait.cancel()
+
+    async def idle(self, loop: str, seconds: float, *wakers: asyncio.Event) -> None:
+        """:meth:`pause` of a watched loop: one that waits turns all the same, however long it waits."""
+        until = time.monotonic() + seconds
+        while not self.stopping.is_set() and not any(waker.is_set() for waker in wakers):
+            left = until - time.monotonic()
+            if left <= 0:
+                return
+            self.tick(loop)
+            await self.pause(min(left, IDLE_TURN), *wakers)
 
     async def watch_loop_lag(self) -> None:
         """Measure how late the loop's timers fire."""

@@ -70,12 +70,12 @@ class Loop:
                 if waiting_helps(error):
                     await self.database.suspect()
                 delay = backoff.next()
-                await self.lifecycle.pause(delay)
+                await self.lifecycle.idle(LOOP, delay)
             else:
                 outage.worked()
                 backoff.reset()
                 self.lifecycle.succeeded(LOOP)
-                await self.lifecycle.pause(delay, self.room)
+                await self.lifecycle.idle(LOOP, delay, self.room)
         self.lifecycle.health.ended(LOOP)
 
     async def step(self) -> float:

@@ -183,6 +183,11 @@ def check(settings: Settings) -> None:
             f"DRAIN_GRACE ({drain.grace:g} s) must be below DRAIN_LEASE ({drain.lease:g} s): else rows of a drain that "
             "is stopping are claimed by another"
         )
+    if shared.live_after < 2 * shared.database_command_timeout:
+        raise ConfigurationError(
+            f"LIVE_AFTER ({shared.live_after:g} s) must be at least twice DATABASE_COMMAND_TIMEOUT "
+            f"({shared.database_command_timeout:g} s): one slow claim is no reason for a restart"
+        )
     if drain.retry_base > drain.retry_cap:
         raise ConfigurationError(
             f"DRAIN_RETRY_BASE ({drain.retry_base:g} s) is above DRAIN_RETRY_CAP ({drain.retry_cap:g} s)"

@@ -67,12 +67,12 @@ class Lane:
             try:
                 await self.drain_sources()
             except Exception as error:
-                await self.lifecycle.pause(await self.failed(error))
+                await self.lifecycle.idle(self.name, await self.failed(error))
             else:
                 self.outage.worked(lane=self.name)
                 self.backoff.reset()
                 self.lifecycle.succeeded(self.name)
-                await self.lifecycle.pause(self.rest(), self.wakeup)
+                await self.lifecycle.idle(self.name, self.rest(), self.wakeup)
         self.lifecycle.health.ended(self.name)
 
     async def drain_sources(self) -> None:

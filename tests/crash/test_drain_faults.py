@@ -282,6 +282,7 @@ async def test_settings_that_break_a_promise_are_refused_with_the_numbers(databa
         ({"DRAIN_PUSH_TIMEOUT": 110}, ("DRAIN_PUSH_TIMEOUT", "110", "DRAIN_LEASE", "120")),
         ({"DRAIN_GRACE": 130}, ("DRAIN_GRACE", "130", "DRAIN_LEASE", "120")),
         ({"DRAIN_GRACE": 30}, ("DRAIN_DRAIN_DEADLINE", "25", "30")),
+        ({"LIVE_AFTER": 15}, ("LIVE_AFTER", "15", "DATABASE_COMMAND_TIMEOUT", "10")),
         ({"DRAIN_CLAIM_SIZE": 0}, ("DRAIN_CLAIM_SIZE", "0")),
         ({"DRAIN_WINDOW": -1}, ("DRAIN_WINDOW", "-1")),
         ({"DRAIN_APPS": {}}, ("DRAIN_APPS",)),

@@ -38,7 +38,7 @@ async def test_a_healthy_daemon_is_live_ready_and_stops_with_0(name, request):
 async def test_a_blocked_loop_fails_liveness_and_the_probe_still_answers(name, request):
     settings = {
         "relay": {"LIVE_AFTER": 10, "RELAY_BATCH_DEADLINE": 5, "RELAY_CONFIRM_TIMEOUT": 2},
-        "drain": {"LIVE_AFTER": 2},
+        "drain": {"LIVE_AFTER": 6, "DATABASE_COMMAND_TIMEOUT": 3},
     }[name]
     daemon = broken(name, "blocked-loop", request, **settings)
     await eventually(lambda: daemon.get("/livez")[0] == 503, timeout=40)
