@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable
 from contextlib import asynccontextmanager
@@ -229,3 +230,27 @@ async def test_a_cancelled_pruner_leaves_no_advisory_lock(database):
                     await task
                 assert bench.pool.in_use == 0
         await database.until(locks, timeout=1.0)
+
+
+async def test_a_commit_that_ends_as_a_rollback_is_not_believed(database, monkeypatch):
+    """An aborted transaction answers COMMIT with ROLLBACK and no error: nothing of the batch is marked."""
+    await database.enqueue_events(5)
+    real = Marker.write
+
+    async def aborted(self, connection, marks):
+        await real(self, connection, marks)
+        with contextlib.suppress(asyncpg.PostgresError):
+            await connection.execute("SELECT 1 / 0")
+
+    monkeypatch.setattr(Marker, "write", aborted)
+    async with lane_of(database) as bench:
+        with capture_logs() as logs:
+            async with bench.running():
+                async with asyncio.timeout(10):
+                    while len(bench.publishing.batches) < 2:
+                        await asyncio.sleep(0.01)
+                assert await database.fetchval("SELECT count(published_at) FROM {schema}.outbox") == 0
+                monkeypatch.setattr(Marker, "write", real)
+                await database.until("SELECT count(published_at) = 5 FROM {schema}.outbox")
+        assert [line["event"] for line in logs] == ["batch_failed", "batch_recovered"]
+        assert logs[0]["error_type"] == "CommitLost"
