@@ -34,6 +34,8 @@ from relay.tracing import tracer_from_environment
 from relay.wakeup import Wakeup
 
 APPLICATION_NAME = "relay"
+LEAST_SWEEP_SECONDS = 1.0
+"""With a tick of milliseconds, dear sweeps must not follow one another at each of them."""
 FLUSH_SECONDS = 1.0
 """For the spans that are not sent yet, when relay leaves."""
 
@@ -174,7 +176,7 @@ class Daemon:
                 observer=self.metrics,
                 tracer=self.tracer,
             ),
-            claimer=Claimer(schema, relay.batch_size, sweep_interval=relay.tick),
+            claimer=Claimer(schema, relay.batch_size, sweep_interval=max(relay.tick, LEAST_SWEEP_SECONDS)),
             marker=Marker(schema),
             policy=RetryPolicy(relay.max_attempts, relay.retry_base, relay.retry_cap, relay.nack_delay),
             metrics=self.metrics,

@@ -86,6 +86,45 @@ FROM (SELECT count(*) AS visited, max(ordering_key) AS last_key FROM scan) AS se
 LEFT JOIN claimable ON true
 """
 
+# Index: outbox_keyed_age, the newest entry. No locks.
+KEYED_NEWEST = """
+SELECT id FROM {schema}.outbox WHERE published_at IS NULL AND ordering_key IS NOT NULL ORDER BY id DESC LIMIT 1
+"""
+
+# Index: outbox_keyed_age, a forward range from the last seen id $1. No locks. $2 rows.
+KEYED_UNSEEN = """
+SELECT ordering_key, id FROM {schema}.outbox
+WHERE published_at IS NULL AND ordering_key IS NOT NULL AND id > $1
+ORDER BY id LIMIT $2
+"""
+
+# Index: outbox_keyed (ordering_key, id), one probe for each of the keys $1, from its floor $2: an id that was its
+# head before. Rows of a key are published in order, so none below that is open, but for those that committed later
+# than a higher id of their key and those that are replayed: passes find them. $3 rows.
+# Lock order: ordering_key, but no lock is waited for. Fence: the head's row lock, as above.
+# Returns head_key and head_id of every key, and the row of each head that could be locked.
+CLAIM_HEADS_OF = f"""
+WITH heads AS MATERIALIZED (
+    SELECT k.ordering_key, h.id
+    FROM unnest($1::text[], $2::bigint[]) AS k (ordering_key, floor)
+    CROSS JOIN LATERAL (
+        SELECT e.id FROM {{schema}}.outbox AS e
+        WHERE e.published_at IS NULL AND e.ordering_key IS NOT NULL
+            AND e.ordering_key = k.ordering_key AND e.id >= k.floor
+        ORDER BY e.id LIMIT 1) AS h
+), claimable AS MATERIALIZED (
+    SELECT {_COLUMNS}
+    FROM heads JOIN {{schema}}.outbox AS o ON o.id = heads.id
+    WHERE o.published_at IS NULL AND o.quarantined_at IS NULL
+        AND (o.next_attempt_at IS NULL OR o.next_attempt_at <= now())
+    ORDER BY o.ordering_key
+    LIMIT $3
+    FOR UPDATE OF o SKIP LOCKED
+)
+SELECT claimable.*, heads.ordering_key AS head_key, heads.id AS head_id
+FROM heads LEFT JOIN claimable ON claimable.id = heads.id
+"""
+
 # Index: outbox_keyed (ordering_key, id), one short range for each owned key. Runs in the transaction that holds
 # the heads' locks, with a snapshot of its own. Takes the rows behind each head ($1 keys, $2 head ids), at most $3
 # for each key and $4 in all. SKIP LOCKED leaves out what another session (an operator's) has locked; position

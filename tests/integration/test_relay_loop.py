@@ -200,3 +200,25 @@ async def test_a_silent_queue_at_the_head_of_the_retries_does_not_hold_up_the_ot
         stuck.answer = lambda _: PUBLISHED
         await database.until(OPEN, 0)
     assert await database.fetch("SELECT id, attempts FROM {schema}.outbox ORDER BY id") == before
+
+
+async def test_a_sweep_that_finds_nothing_does_not_send_the_cursor_back_to_the_beginning(database):
+    """Else an idle lane walks over every dead row of a held snapshot at each wake-up."""
+    claimer = Claimer(database.schema, 100, sweep_interval=60.0)
+    asked: list[int] = []
+    async with database.session() as connection:
+        fetch = connection.fetch
+
+        class Asked:
+            async def fetch(self, statement, last_id, limit):
+                asked.append(last_id)
+                await asyncio.sleep(0.01)
+                return await fetch(statement, last_id, limit)
+
+        await database.enqueue_events(30)
+        assert len(await claimer.claim(Asked(), Source.FRESH)) == 30
+        await connection.execute("UPDATE relay_drain.outbox SET published_at = now()")
+        claimer.forget()
+        for _ in range(3):
+            assert not len(await claimer.claim(Asked(), Source.FRESH))
+    assert asked == [0, 0, 30, 30]

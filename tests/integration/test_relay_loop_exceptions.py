@@ -20,6 +20,7 @@ from common.schema import qualify
 from relay import sql
 from relay.broker import BrokerUnavailable
 from relay.claim import Claimer
+from relay.keyed import KeyedClaimer
 from relay.mark import Marker
 from tests.support.lanes import Publishing, lane_of
 
@@ -65,7 +66,7 @@ POINTS = {
     "BEGIN": (PoolConnectionProxy, "execute", "BEGIN"),
     "the claim": (Claimer, "claim", ""),
     "the fresh claim": (Claimer, "_claim_fresh", ""),
-    "the keyed claim": (Claimer, "_claim_keyed", ""),
+    "the keyed claim": (KeyedClaimer, "claim", ""),
     "the retry claim": (Claimer, "_claim_retry", ""),
     "the publish": (Publishing, "publish", ""),
     "the marks": (Marker, "write", ""),

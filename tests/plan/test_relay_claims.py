@@ -74,7 +74,7 @@ async def test_keyed_claim_steps_over_a_blocked_key_with_many_rows_in_one_probe(
     assert "Seq Scan" not in plan.kinds()
     assert plan.rows_touched() <= 3 * 51
     async with connection.transaction():
-        batch = await Claimer(SCHEMA, LIMIT, 5.0)._claim_keyed(connection)
+        batch = await Claimer(SCHEMA, LIMIT, 5.0).keyed.claim(connection)
         keys = {row.ordering_key for row in batch.rows}
         assert "blocked" not in keys
 
@@ -83,7 +83,7 @@ async def test_followers_come_in_order_and_stop_at_the_first_blocked_row(connect
     await fill(connection, 10, key="'a'")
     await connection.execute(f"UPDATE {SCHEMA}.outbox SET quarantined_at = now() WHERE id = 6")
     claimer = Claimer(SCHEMA, LIMIT, 5.0)
-    claimer._key = ""
+    claimer.keyed.after = ""
     async with connection.transaction():
         batch = await claimer.claim(connection, Source.KEYED)
     assert [row.id for row in batch.rows] == [1, 2, 3, 4, 5]
@@ -97,7 +97,7 @@ async def test_a_key_whose_head_another_relay_holds_is_left_alone(connection, da
         await transaction.start()
         await other.fetch(f"SELECT FROM {SCHEMA}.outbox WHERE id = 1 FOR UPDATE")
         claimer = Claimer(SCHEMA, LIMIT, 5.0)
-        claimer._key = ""
+        claimer.keyed.after = ""
         async with connection.transaction():
             assert not len(await claimer.claim(connection, Source.KEYED))
         await transaction.rollback()
@@ -146,3 +146,56 @@ async def test_rows_that_committed_late_with_a_lower_id_are_found_by_the_sweep(c
             assert 1 in [row.id for row in (await claimer.claim(connection, Source.FRESH)).rows]
     finally:
         await late.close()
+
+
+async def test_keyed_claim_is_flat_while_a_snapshot_keeps_published_rows_alive(connection, database):
+    """Between passes: new rows from the last seen id, and their heads from the floors of their keys."""
+    holder = await database.connect()
+    try:
+        await fill(connection, 20_000, key="'k' || (n % 50)")
+        snapshot = holder.transaction(isolation="repeatable_read")
+        await snapshot.start()
+        await holder.fetchval(f"SELECT count(*) FROM {SCHEMA}.outbox")
+        await connection.execute(f"UPDATE {SCHEMA}.outbox SET published_at = now()")
+        await fill(connection, 500, key="'k' || (n % 50)", start=20_000)
+        await connection.execute(f"VACUUM ANALYZE {SCHEMA}.outbox")
+        keys, none = [f"k{n}" for n in range(50)], [0] * 50
+        from_start = await explain(connection, qualify(sql.CLAIM_HEADS_OF, SCHEMA), keys, none, LIMIT)
+        from_floors = await explain(
+            connection, qualify(sql.CLAIM_HEADS_OF, SCHEMA), keys, [20_001] * 50, LIMIT
+        )
+        unseen = await explain(connection, qualify(sql.KEYED_UNSEEN, SCHEMA), 20_000, LIMIT)
+        assert from_start.buffers() > 3 * from_floors.buffers(), "the snapshot must make a difference"
+        assert from_floors.rows_touched() <= 3 * 50
+        assert unseen.rows_touched() <= LIMIT
+        assert unseen.buffers() < 200
+        assert "Seq Scan" not in from_floors.kinds() | unseen.kinds()
+        await snapshot.rollback()
+    finally:
+        await holder.close()
+
+
+async def test_between_passes_the_keyed_claim_takes_new_rows_and_never_one_behind_an_open_one(connection):
+    claimer = Claimer(SCHEMA, LIMIT, 60.0).keyed
+    claimer.after = ""
+    async with connection.transaction():
+        while (await claimer.claim(connection)).more:
+            pass
+        claimer.pass_at = float("inf")
+        await fill(connection, 3, key="'a'")
+        await connection.execute(f"UPDATE {SCHEMA}.outbox SET quarantined_at = now() WHERE id = 2")
+        await fill(connection, 5, key="'b'")
+        assert [row.id for row in (await claimer.claim(connection)).rows] == [1, 4, 5, 6, 7, 8]
+        await connection.execute(
+            f"UPDATE {SCHEMA}.outbox SET published_at = now() WHERE id = ANY('{{1,4,5,6}}')"
+        )
+        await fill(connection, 1, key="'a'")
+        await fill(connection, 1, key="'b'")
+        # Of b the open rows from 7 on; of a nothing, for 2 stands before 3 and 9.
+        assert [row.id for row in (await claimer.claim(connection)).rows] == [7, 8, 10]
+        assert claimer.pass_owed_at == claimer.pass_at
+        await connection.execute(f"UPDATE {SCHEMA}.outbox SET quarantined_at = NULL WHERE id = 2")
+        assert not len(await claimer.claim(connection)), "nothing is new"
+        claimer.forget()
+        found = [row.id for row in (await claimer.claim(connection)).rows]
+        assert found == [2, 7, 3, 9, 8, 10] or sorted(found) == [2, 3, 7, 8, 9, 10]
