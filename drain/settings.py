@@ -54,11 +54,11 @@ class DrainSettings(Source):
     apps: dict[str, AppSettings] = setting(
         {}, "JSON object: name in notification_deliveries.app -> app", "apps"
     )
-    claim_size: int = setting(50, "rows of one claim for each app at most", "rows", ge=1, le=5000)
+    claim_size: int = setting(100, "rows of one claim for each app at most", "rows", ge=1, le=5000)
     window: int = setting(
-        1000, "rows claimed and not settled in this process at most", "rows", ge=1, le=100_000
+        2000, "rows claimed and not settled in this process at most", "rows", ge=1, le=100_000
     )
-    app_window: int = setting(500, "the same for each app", "rows", ge=1, le=100_000)
+    app_window: int = setting(1000, "the same for each app", "rows", ge=1, le=100_000)
     poll_interval: float = setting(1.0, "between two claims of an idle app", "seconds", ge=0.01, le=300)
     lease: float = setting(
         120.0, "a claimed row belongs to its claimer for this long", "seconds", ge=2, le=3600

@@ -50,7 +50,7 @@ class RelaySettings(Source):
     )
     tick: float = setting(5.0, "between two looks at an idle outbox", "seconds", ge=0.01, le=300)
     batch_size: int = setting(
-        100, "rows of one batch; a full one is followed by the next at once", "rows", ge=1, le=5000
+        500, "rows of one batch; a full one is followed by the next at once", "rows", ge=1, le=5000
     )
     lanes: int = setting(
         2, "batches in flight in this process: a transaction and a channel each", "lanes", ge=1, le=32

@@ -185,7 +185,7 @@ def main() -> int:
     arguments.add_argument("--rounds", type=int, default=5)
     arguments.add_argument("--size", type=int, default=250, help="bytes of the body")
     arguments.add_argument("--lanes", type=int, default=4)
-    arguments.add_argument("--batch", type=int, default=100, help="rows of one batch of relay")
+    arguments.add_argument("--batch", type=int, default=500, help="rows of one batch of relay")
     arguments.add_argument(
         "--window", type=int, default=1000, help="unconfirmed messages of the raw publisher"
     )
