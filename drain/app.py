@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, assert_never
@@ -22,9 +23,9 @@ from drain.apns.answers import (
     TokenDead,
 )
 from drain.apns.content import InvalidDelivery, make_push
-from drain.apns.model import Answered, MaybeDelivered, NoAnswer, Push, Reply
+from drain.apns.model import Answered, MaybeDelivered, NoAnswer, NotSent, Push, Reply
 from drain.apns.session import ApnsSession
-from drain.decide import Decision, ended, expiry_seconds, released, settlement
+from drain.decide import Decision, ended, expired, expiry_seconds, released, settlement
 from drain.gate import Change, Gate
 from drain.metrics import DrainMetrics
 from drain.model import Delivery, Settlement
@@ -45,7 +46,7 @@ class App:
     """State of one app in this process. Times are of the loop's clock, in seconds.
 
     ``window`` bounds the rows claimed and not settled; ``start_margin`` is the part of the lease that must be
-    left when a push starts: push timeout and write-back.
+    left when a push starts: push timeout and write-back. ``lease`` is the whole of it.
     """
 
     name: str
@@ -53,6 +54,7 @@ class App:
     window: int
     claim_size: int
     poll_interval: float
+    lease: float
     start_margin: float
     session: ApnsSession
     gate: Gate
@@ -67,6 +69,8 @@ class App:
     next_poll: float = 0.0
     rest_until: float = 0.0
     pushing: dict[str, Delivery] = field(default_factory=dict)
+    expiring: dict[str, float] = field(default_factory=dict)
+    """When those of them expire that have an expires_at."""
     throttled: dict[str, float] = field(default_factory=dict)
     pushes: Counter = field(init=False)
     push_duration: Histogram = field(init=False)
@@ -137,7 +141,14 @@ class App:
             return
         start_by = lease_until - self.start_margin
         if (left := expiry_seconds(delivery)) is not None:
-            start_by = min(start_by, now + left)
+            # Counted from before the claim was sent, as the lease is: a push is never late, and a row may expire
+            # sooner than by the database's clock by what the claim took.
+            expires = lease_until - self.lease + left
+            if expires <= now:
+                self.skip(expired(delivery))
+                return
+            start_by = min(start_by, expires)
+            self.expiring[push.notification_id] = expires
         self.pushing[push.notification_id] = delivery
         self.pushes.inc()
         if self.tracer is not None:
@@ -147,6 +158,7 @@ class App:
     def replied(self, push: Push, reply: Reply) -> None:
         """Turn a reply into a settlement, and tell the gate what it says about the app."""
         delivery = self.pushing.pop(push.notification_id)
+        expires = self.expiring.pop(push.notification_id, math.inf)
         match reply:
             case Answered():
                 self.push_duration.observe(reply.seconds)
@@ -163,6 +175,8 @@ class App:
         if isinstance(outcome, ConfigError):
             # The probe's row comes back with the next probe; behind it, so that another row is tried first.
             what = what._replace(delay=max(0.0, self.gate.until - now))
+        if isinstance(reply, NotSent) and now >= expires:
+            what = expired(delivery)
         self.settle(what)
         if self.tracer is not None:
             self.tracer.replied(push, reply, what)

@@ -177,6 +177,7 @@ class Daemon:
                 window=self.settings.app_window(name),
                 claim_size=drain.claim_size,
                 poll_interval=drain.poll_interval,
+                lease=drain.lease,
                 start_margin=drain.push_timeout + drain.settle_margin,
                 session=session,
                 gate=Gate(Backoff(drain.pause_base, drain.pause_cap), drain.mass_failure),

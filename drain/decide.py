@@ -84,7 +84,7 @@ def before_push(
     if superseded:
         return ended(delivery, "superseded", "NewerSibling", give_back=True)
     if (left := expiry_seconds(delivery)) is not None and left <= 0:
-        return ended(delivery, "expired", delivery.last_reason or "Expired", give_back=True)
+        return expired(delivery)
     if delivery.attempts > max_attempts:
         # Counted at the claim: the process died with the row in hand as often as it was claimed.
         return ended(delivery, "failed", delivery.last_reason or "AttemptsExhausted", give_back=True)
@@ -107,6 +107,11 @@ def ended(delivery: Delivery, status: str, reason: str, *, give_back: bool = Fal
     """A terminal settlement for a reason of drain's own."""
     assert status in ("failed", "expired", "superseded")
     return Settlement(delivery, status, status, OWN, reason=reason, give_back=give_back)  # type: ignore[arg-type]
+
+
+def expired(delivery: Delivery) -> Settlement:
+    """Past expires_at, and not pushed; a row that was tried before keeps the reason of that."""
+    return ended(delivery, "expired", delivery.last_reason or "Expired", give_back=True)
 
 
 def released(delivery: Delivery, reason: str, delay: float = 0.0) -> Settlement:

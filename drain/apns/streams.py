@@ -87,7 +87,7 @@ class Streams:
             flight = queue[0]
             push = flight.push
             size = len(push.body)
-            if flight.start_by < now:
+            if flight.start_by <= now:
                 queue.popleft()
                 self._owner.finished(flight, NotSent("no free stream in time"))
                 continue
